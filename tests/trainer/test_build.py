@@ -14,6 +14,7 @@ from videotune.latent_cache.conditions import CHANNELS
 from videotune.runs.checkpoint import complete_checkpoints
 from videotune.trainer.build import weights_of
 from videotune.trainer.loop import train_steps
+from videotune.trainer.progress import announce
 from videotune.trainer.saving import save
 from videotune.trainer.text_encoders import refuse_text
 from videotune.types import DETERMINISTIC_VARIANT, WeightDtypes
@@ -104,6 +105,21 @@ def test_each_variant_has_channels_of_its_own(
         if sample.type == CHANNELS
     }
     assert of_channels == {(window.id, variant) for window, variant in items.samples}
+
+
+def test_the_share_of_each_expert_is_announced(
+    tmp_path: Path,
+    small_clips: Path,
+    tiny_bases: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = tiny_bases("wan", "t2v-a14b")
+    lab = Lab(model, small_clips, tmp_path / "cache", tmp_path)
+    trainer = trainer_of(lab, {"expert_share": 0.25, "expert_period": 2, "steps": 8})
+    announce(trainer, None)
+    trainer.journal.close()
+    line = "experts: high 25%, low 75% of the steps, 2 in a row"
+    assert line in capsys.readouterr().err.splitlines()
 
 
 def test_a_step_is_saved_once_and_a_backup_becomes_a_save(
