@@ -136,6 +136,10 @@ class Config(Section):
     """where encoded clips and captions are kept (default: .videotune-cache in or beside
     the first dataset)
     """
+    object_cache_gb: float = safe(50.0, gt=0, le=1e6)
+    """gigabytes of this disk, at most, that hold what datasets on an object store
+    (s3://) are read from; what was read longest ago is removed
+    """
 
     steps: int = checked(2000, ge=1, le=10**9)
     """optimizer steps"""

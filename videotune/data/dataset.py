@@ -42,6 +42,8 @@ from videotune.data.locations import Location, open_location
 from videotune.data.mask_notes import notes_on_masks
 from videotune.data.media_index import MediaIndex
 from videotune.data.metadata_files import Columns
+from videotune.data.object_files import set_bound
+from videotune.data.object_store import is_object_url
 from videotune.data.picture_matching import SourceClip, near_duplicates
 from videotune.data.remarks import codes_of
 from videotune.data.source_videos import group_by_source, hold_out
@@ -74,6 +76,7 @@ def scan(
             ``missing_caption``, or the model does not accept a setting.
     """
     notes = _check_settings(config, rules)
+    set_bound(config.object_cache_gb)
     if index_path is not None:
         refuse_links(index_path.parent)
 
@@ -330,6 +333,11 @@ def _check_settings(config: Config, rules: VideoRules) -> list[str]:
             )
 
     for dataset in config.datasets:
+        if dataset.loss_masks is not None and is_object_url(dataset.loss_masks):
+            raise VideotuneError(
+                f"datasets.loss_masks: {dataset.loss_masks} is on an object store, and only a folder of this "
+                "machine can be named. Put the masks into loss_masks/ beside videos/ on the store."
+            )
         if dataset.caption_extension.lower() in (*CLIP_SUFFIXES, *ARCHIVE_SUFFIXES):
             raise VideotuneError(
                 f"datasets.caption_extension: {dataset.caption_extension} of {dataset.path} is "
