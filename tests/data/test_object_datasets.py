@@ -58,9 +58,7 @@ def test_a_dataset_on_a_store_is_that_of_the_folder(
 ) -> None:
     address = objects.put_folder(clips, objects.bucket(), "some/clips")
     here = scanned(clips, index=tmp_path / "a.sqlite", video={"frames": 9})
-    there = scanned(
-        {"path": address}, index=tmp_path / "b.sqlite", video={"frames": 9}
-    )
+    there = scanned({"path": address}, index=tmp_path / "b.sqlite", video={"frames": 9})
 
     assert facts(there) == facts(here)
     assert len(there.clips) == 7
@@ -117,7 +115,9 @@ def test_two_versions_of_one_second_and_size_are_told_apart(
     objects: Store, tmp_path: Path
 ) -> None:
     bucket = objects.bucket()
-    pictures = [write_image(tmp_path / f"{i}.bmp", noise(1, 64, 64, i)[0]) for i in (1, 2)]
+    pictures = [
+        write_image(tmp_path / f"{i}.bmp", noise(1, 64, 64, i)[0]) for i in (1, 2)
+    ]
     objects.put(bucket, {"clips/a.bmp": pictures[0].read_bytes()})
     address = f"s3://{bucket}/clips"
     first = scanned({"path": address}, index=tmp_path / "index.sqlite")
@@ -157,9 +157,7 @@ def test_a_lower_bound_removes_what_is_beyond_it_and_one_clip_must_fit(
     scanned({"path": address}, index=index, object_cache_gb=2 * largest_clip / 1e9)
     assert bytes_in(blobs) <= 2 * largest_clip
     with pytest.raises(VideotuneError, match=r"object_cache_gb: s3://.*\.mp4"):
-        scanned(
-            {"path": address}, index=index, object_cache_gb=largest_clip / 2e9
-        )
+        scanned({"path": address}, index=index, object_cache_gb=largest_clip / 2e9)
 
 
 def test_an_object_that_changed_since_the_listing_is_an_error(
@@ -194,9 +192,7 @@ def test_archives_shards_and_rows(
         with tarfile.open(tmp_path / "0.tar", "w") as tar:
             for path in sorted((clips / "videos").iterdir()):
                 tar.add(path, path.name)
-                tar.add(
-                    clips / "captions" / f"{path.stem}.txt", f"{path.stem}.txt"
-                )
+                tar.add(clips / "captions" / f"{path.stem}.txt", f"{path.stem}.txt")
         objects.put(bucket, {name: (tmp_path / "0.tar").read_bytes()})
         address = f"s3://{bucket}/shards"
     else:

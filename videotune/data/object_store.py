@@ -33,11 +33,11 @@ CALL_SECONDS = 60.0
 SLOWEST_SERVER = 1e5
 """Bytes a second, by which the time limit of a transfer grows."""
 
-ATTEMPTS = 3
+ATTEMPTS = 5
 """Times that an object is fetched or uploaded, if the connection breaks."""
 
 RETRY_SECONDS = 1.0
-"""Seconds before the second attempt; twice as many before the third."""
+"""Seconds before the second attempt; before each further one twice as many."""
 
 CHUNK_BYTES = 1 << 20
 DELETED_TOGETHER = 1000
@@ -282,7 +282,7 @@ class ObjectStore:
             except Exception as error:  # as of _call
                 if isinstance(error, OSError) and is_disk_full(error):
                     raise
-                pause = RETRY_SECONDS * attempt
+                pause = RETRY_SECONDS * 2 ** (attempt - 1)
                 is_last = attempt == ATTEMPTS or time.monotonic() + pause + 1.0 >= until
                 if is_last or not _is_connection_error(error):
                     raise store_problem(error, url, size) from error
