@@ -36,6 +36,9 @@ OUTSIDE = [
     "a\0b",
     "a\n/../../../etc/passwd",
     "/etc/passwd\n",
+    "s3://bucket/clips",
+    "S3://bucket/clips",
+    " s3a://bucket/clips",
 ]
 
 
@@ -196,7 +199,9 @@ def test_no_sweep_imports_code(
         assert visitor.post("/p/cats/sweep", data=form).status_code == answer
 
 
-@pytest.mark.parametrize("path", ["/etc", "~/clips", "../../etc", "{out}"])
+@pytest.mark.parametrize(
+    "path", ["/etc", "~/clips", "../../etc", "{out}", "s3://bucket/clips"]
+)
 def test_no_dataset_is_elsewhere(
     cats: projects.Project, visitor: Any, path: str
 ) -> None:

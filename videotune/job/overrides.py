@@ -352,7 +352,7 @@ LOCAL: Mapping[str, Callable[[str], str]] = {
     **dict.fromkeys(("sample.loras[]", "sample.loras[].file"), absolute),
     **dict.fromkeys(("samples[].loras[]", "samples[].loras[].file"), absolute),
     **{f"samples[].{name}": absolute for name in FILE_KEYS},
-    "datasets[].loss_masks": absolute,
+    "datasets[].loss_masks": absolute_or_url,
     "sample_metrics.encoder": lambda path: (
         absolute(path) if expand_user(path).is_dir() else path
     ),

@@ -206,6 +206,18 @@ def names_object_store(text: str) -> bool:
     return text.strip().lower().startswith(("s3:", "s3a:"))
 
 
+def refuse_object_stores(keys: Any) -> None:
+    """Raise VideotuneError for an address of an object store in what somebody else has
+    written: it would be read with the credentials of whoever runs it.
+    """
+    for key, text in _texts(keys):
+        if names_object_store(text):
+            raise VideotuneError(
+                f"{key}: {text[:200]!r} would be read with your own credentials, and somebody else named it. "
+                "Add the dataset yourself, if you trust it"
+            )
+
+
 def names_prompts(samples: Any) -> bool:
     """Whether a value of ``samples`` is a file of prompts."""
     return isinstance(samples, str) and samples.endswith(ENDINGS)
