@@ -174,7 +174,8 @@ def objects(
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_ENDPOINT_URL", _object_server.url)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("VIDEOTUNE_OBJECT_CACHE_GB", raising=False)
+    for name in ("VIDEOTUNE_OBJECT_CACHE_GB", "VIDEOTUNE_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
     # Child processes keep the environment that they were started in.
     close_default_workers()
     _object_server.forget()

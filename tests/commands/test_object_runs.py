@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from tests.support.clips import write_image
-from tests.support.command_line import check, run, train
+from tests.support.command_line import check, options_of, run, train
 from tests.support.object_stores import LargestSize, Store
 from tests.support.run_processes import Work
 from tests.support.run_results import assert_same_run
 from videotune.config.schema import Config
 from videotune.data.object_files import objects_folder
+from videotune.data.workers import close_default_workers
 from videotune.errors import DONE, VideotuneError
 from videotune.files import user_cache
 from videotune.job.job import cache_folder
@@ -126,3 +127,54 @@ def test_masks_of_a_store_elsewhere_are_refused(work: Work, objects: Store) -> N
     )
     with pytest.raises(VideotuneError, match=r"datasets\.loss_masks"):
         check(overrides)
+
+
+def test_one_machine_encodes_and_another_trains_without_opening_a_clip(
+    work: Work,
+    objects: Store,
+    clips: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bucket = objects.bucket()
+    address = objects.put_folder(clips, bucket, "clips")
+    local = tmp_path / "local"
+    sets = ("steps=4", "save_every=4", "video_config.frames=9")
+    overrides = work.overrides(*sets, f"cache_dir={tmp_path / 'a'}", data=clips)
+    assert train(overrides, local) == DONE
+
+    cached = work.overrides(
+        *sets, f"cache_dir=s3://{bucket}/cache", data=given(address)
+    )
+    assert run("cache", **options_of(cached)) == DONE
+    assert f"/{bucket}/cache/index.sqlite" in {path for _, path in objects.requests}
+    assert objects.fetched(".mp4")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another home"))
+    close_default_workers()
+    objects.forget()
+    assert train(cached, work.run) == DONE
+    assert objects.fetched(".mp4") == []
+    assert objects.fetched(".safetensors")
+    assert not [path for method, path in objects.requests if method == "PUT"]
+    assert_same_run(work.run, local, 4)
+
+
+def test_a_run_is_not_done_before_its_entries_are_on_the_store(
+    work: Work, objects: Store, clips: Path
+) -> None:
+    bucket = objects.bucket()
+    overrides = work.overrides("steps=1", f"cache_dir=s3://{bucket}/cache", data=clips)
+    objects.refuse = lambda method, path: (
+        "403 Forbidden" if method == "PUT" and path.endswith("safetensors") else None
+    )
+    with pytest.raises(VideotuneError, match=r"refuses access"):
+        train(overrides, work.run)
+    objects.refuse = None
+    assert train(overrides, work.run.with_name("again")) == DONE
+    entries = objects.keys(bucket, "cache/")
+    assert len(entries) > 6
+    assert run("cache", "prune", yes=True, **options_of(overrides)) == DONE
+    assert objects.keys(bucket, "cache/") == entries
+    with pytest.raises(VideotuneError, match="to list or verify"):
+        run("cache", "ls", f"s3://{bucket}/cache")

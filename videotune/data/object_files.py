@@ -73,6 +73,16 @@ def name_in_mirror(path: str | Path) -> str | None:
     return absolute[len(prefix) :] if absolute.startswith(prefix) else None
 
 
+def address_in_mirror(path: str | Path) -> str | None:
+    """Return the address of the object that a file of a mirror stands for; None for
+    other files.
+    """
+    name = name_in_mirror(path)
+    if name is None:
+        return None
+    return SCHEME + name.replace(os.sep, "/").partition("/")[2]
+
+
 def pointer_text(stored: StoredObject) -> str:
     """Return the content of a pointer."""
     etag = json.dumps(stored.etag)

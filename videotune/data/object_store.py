@@ -42,6 +42,9 @@ RETRY_SECONDS = 1.0
 CHUNK_BYTES = 1 << 20
 DELETED_TOGETHER = 1000
 
+OFFLINE_VARIABLE = "VIDEOTUNE_OFFLINE"
+"""Environment variable that --offline sets."""
+
 INSTALL = 'Install it: pip install "videotune[s3]"'
 
 CHANGED_CODES = ("PreconditionFailed", "412")
@@ -153,6 +156,10 @@ class ObjectStore:
     """A connection to the store that the environment names. Safe from many threads."""
 
     def __init__(self) -> None:
+        if os.environ.get(OFFLINE_VARIABLE):
+            raise VideotuneError(
+                f"paths that begin with {SCHEME} are on the network, and --offline forbids it. Leave it out."
+            )
         try:
             import s3fs
         except ImportError as error:
@@ -322,7 +329,9 @@ def object_store() -> ObjectStore:
     """
     settings = tuple(
         sorted(
-            (name, value) for name, value in os.environ.items() if name[:4] == "AWS_"
+            (name, value)
+            for name, value in os.environ.items()
+            if name.startswith("AWS_") or name == OFFLINE_VARIABLE
         )
     )
     return _store_of(os.getpid(), settings)

@@ -26,7 +26,8 @@ from videotune.data.dataset import scan
 from videotune.data.file_checks import refuse_linked_folder
 from videotune.data.library import Library
 from videotune.data.media_index import INDEX_NAME
-from videotune.data.object_store import is_object_url
+from videotune.data.object_store import is_object_url, parse_url
+from videotune.data.remote_cache_files import index_on_store
 from videotune.data.window_table import WindowTable
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.files import CACHE_NAME, digest, user_cache
@@ -328,8 +329,9 @@ def _scan(
     """
     settings = _scan_config(config, datasets, spec, to_look=to_look)
     try:
-        with bar("reading clips") as progress:
-            library = scan(settings, spec.rules, cache / INDEX_NAME, progress.update)
+        index = cache / INDEX_NAME
+        with index_on_store(config.cache_dir, index), bar("reading clips") as progress:
+            library = scan(settings, spec.rules, index, progress.update)
     except OSError as error:
         raise VideotuneError(
             f"the cache {cache} cannot be written: {error}. Set cache_dir to another folder."
@@ -367,8 +369,10 @@ def _scan_config(
 
 def cache_folder(config: Config) -> Path:
     """Return the cache folder: as the config says, or in or beside the first dataset;
-    of a dataset of the Hub or an object store, the user's cache.
+    of a dataset of the Hub, or where either is on an object store, the user's cache.
     """
+    if config.cache_dir is not None and is_object_url(config.cache_dir):
+        return object_cache(str(parse_url(config.cache_dir)))
     if config.cache_dir is not None:
         return Path(config.cache_dir).expanduser()
 
