@@ -86,7 +86,7 @@ class BlobStore:
         size: int,
         suffix: str,
         fetch: Callable[[Path], None],
-        what: str,
+        label: str,
         reserved: Callable[[], None] = lambda: None,
     ) -> Pin:
         """Return a pinned blob; fetch it if it is not here.
@@ -96,7 +96,7 @@ class BlobStore:
             size: its bytes.
             suffix: suffix of its file.
             fetch: writes it to a path.
-            what: its name in errors.
+            label: its name in errors.
             reserved: called when it has its room, before it is fetched.
 
         Raises:
@@ -112,13 +112,13 @@ class BlobStore:
             with self._lock(name[:LOCK_DIGITS], seconds=WAIT_SECONDS + size / 1e5):
                 pin = self._pin_existing(name)
                 if pin is None:
-                    part = self._reserve(name, size, what)
+                    part = self._reserve(name, size, label)
                     reserved()
-                    pin = self._fill(name, part, size, fetch, what)
+                    pin = self._fill(name, part, size, fetch, label)
                 return pin
         except Timeout as error:
             raise VideotuneError(
-                f"{what}: another process fetches it, and has not ended. Start the command again."
+                f"{label}: another process fetches it, and has not ended. Start the command again."
             ) from error
         except NotImplementedError as error:
             raise VideotuneError(
@@ -126,9 +126,9 @@ class BlobStore:
             ) from error
         except OSError as error:
             if is_disk_full(error):
-                raise self._disk_full(what, size) from error
+                raise self._disk_full(label, size) from error
             raise VideotuneError(
-                f"{what} cannot be kept in {self._blobs}: {error.strerror or error}. "
+                f"{label} cannot be kept in {self._blobs}: {error.strerror or error}. "
                 "Set XDG_CACHE_HOME to another disk."
             ) from error
 
@@ -159,14 +159,14 @@ class BlobStore:
         part: Path,
         size: int,
         fetch: Callable[[Path], None],
-        what: str,
+        label: str,
     ) -> Pin:
         """Fetch a blob into its reserved file. The caller holds its lock."""
         try:
             fetch(part)
             if part.stat().st_size != size:
                 raise VideotuneError(
-                    f"{what} has {part.stat().st_size} bytes, not {size} as its listing says. "
+                    f"{label} has {part.stat().st_size} bytes, not {size} as its listing says. "
                     "Start the command again."
                 )
             pin_path = self._pins / f"{_process_mark()}-{name}"
@@ -180,7 +180,7 @@ class BlobStore:
             raise
         return Pin(pin_path)
 
-    def _reserve(self, name: str, size: int, what: str) -> Path:
+    def _reserve(self, name: str, size: int, label: str) -> Path:
         """Return an empty file for which there is room, and remove other blobs for it.
 
         Raises:
@@ -200,22 +200,22 @@ class BlobStore:
                 self._write_total(total)
 
             if size > self.bound or total == 0:
-                raise self._too_large(what, size)
+                raise self._too_large(label, size)
             if time.monotonic() > until:
                 raise VideotuneError(
                     f"object_cache_gb: the clips that are read now take all of its {size_text(self.bound)}, "
-                    f"and {what} of {size_text(size)} waits for room. Set it higher."
+                    f"and {label} of {size_text(size)} waits for room. Set it higher."
                 )
             time.sleep(0.05)
 
-    def _too_large(self, what: str, size: int) -> VideotuneError:
+    def _too_large(self, label: str, size: int) -> VideotuneError:
         if size > self.bound:
-            return too_large(what, size, self.bound)
-        return self._disk_full(what, size)
+            return too_large(label, size, self.bound)
+        return self._disk_full(label, size)
 
-    def _disk_full(self, what: str, size: int) -> VideotuneError:
+    def _disk_full(self, label: str, size: int) -> VideotuneError:
         return VideotuneError(
-            f"{what} of {size_text(size)} does not fit on the disk of {self._blobs}. Free some space, "
+            f"{label} of {size_text(size)} does not fit on the disk of {self._blobs}. Free some space, "
             "or set XDG_CACHE_HOME to another disk."
         )
 
@@ -289,10 +289,10 @@ class BlobStore:
         return self._lock("space", WAIT_SECONDS)
 
 
-def too_large(what: str, size: int, bound: int) -> VideotuneError:
+def too_large(label: str, size: int, bound: int) -> VideotuneError:
     """Return the error of an object that is larger than all objects may be."""
     return VideotuneError(
-        f"object_cache_gb: {what} has {size_text(size)}, and {size_text(bound)} are the most that are kept "
+        f"object_cache_gb: {label} has {size_text(size)}, and {size_text(bound)} are the most that are kept "
         f"of object stores on this disk. Set it to {-(-size // 10**9) + 1} or more, or cut the clip."
     )
 

@@ -117,16 +117,16 @@ def mirror_dataset(
         VideotuneError: if there is nothing, or too much, or a clip is too large.
     """
     url = parse_url(address)
-    whole = _single_object(url)
+    single_object = _single_object(url)
     folder_url = url
-    if whole is not None and url.name.lower().endswith(ROW_SUFFIXES):
+    if single_object is not None and url.name.lower().endswith(ROW_SUFFIXES):
         # Its rows list files beside it.
         folder_url = ObjectUrl(url.bucket, url.key.rpartition("/")[0])
 
     writer = _MirrorWriter(folder_url, caption_suffix, progress)
     with writer.locked():
-        if whole is not None and folder_url == url:
-            entries = [_Entry(whole, f"{url.bucket}/{url.key}", is_whole=True)]
+        if single_object is not None and folder_url == url:
+            entries = [_Entry(single_object, f"{url.bucket}/{url.key}", is_whole=True)]
         else:
             entries = writer.list_entries()
         if not entries:
@@ -134,7 +134,7 @@ def mirror_dataset(
 
         names = [writer.relative(entry) for entry in entries]
         whole_names: Collection[str] = [url.name]
-        if whole is None:
+        if single_object is None:
             whole_names = _dataset_files(names, columns)
         entries = [
             replace(entry, is_whole=True) if name in whole_names else entry
@@ -143,9 +143,9 @@ def mirror_dataset(
         writer.write(entries)
 
     path = writer.root
-    if whole is not None and folder_url == url:
+    if single_object is not None and folder_url == url:
         path = writer.folder / url.bucket / url.key
-    elif whole is not None:
+    elif single_object is not None:
         path = writer.root / url.name
     elif _is_single_archive(whole_names):
         path = writer.root.joinpath(*next(iter(whole_names)).split("/"))
@@ -293,14 +293,14 @@ class _MirrorWriter:
             parts = key.split("/")
             for count in range(1, len(parts)):
                 folders.add(_folded("/".join(parts[:count])))
-        seen: set[str] = set()
+        earlier_names: set[str] = set()
         for key in sorted(by_key):
             folded = _folded(key)
             if folded in folders:
                 faults[key] = "is a file and a folder"
-            elif folded in seen:
+            elif folded in earlier_names:
                 faults[key] = "differs from another only in the case of letters"
-            seen.add(folded)
+            earlier_names.add(folded)
 
         self._note_faults(faults)
         return [stored for key, stored in sorted(by_key.items()) if key not in faults]
