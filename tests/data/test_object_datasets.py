@@ -286,3 +286,48 @@ def test_a_text_that_looks_like_a_pointer_leads_nowhere_else(
     with pytest.raises(VideotuneError, match="damaged pointer"):
         read_pointer(captions[0])
     assert objects.fetched() == []
+
+
+def test_parquet_files_that_hold_the_clips(
+    objects: Store, clips: Path, tmp_path: Path
+) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    names = ("a.mp4", "b.mp4")
+    contents = [(clips / "videos" / name).read_bytes() for name in names]
+    videos = [
+        {"bytes": content, "path": name}
+        for name, content in zip(names, contents, strict=True)
+    ]
+    table = pyarrow.table({"video": videos, "text": ["one", "two"]})
+    for name in ("train-0", "test-0"):
+        pyarrow.parquet.write_table(table, tmp_path / f"{name}.parquet")
+    bucket = objects.bucket()
+    for name in ("train-0", "test-0"):
+        path = tmp_path / f"{name}.parquet"
+        objects.put(bucket, {f"rows/data/{path.name}": path.read_bytes()})
+
+    library = scanned(
+        {"path": f"s3://{bucket}/rows"}, index=tmp_path / "cache" / "index.sqlite"
+    )
+    assert {clip.captions for clip in library.clips} == {("one",), ("two",)}
+    # Those of another split stay where they are.
+    assert objects.fetched() == [f"/{bucket}/rows/data/train-0.parquet"]
+
+
+def test_folders_of_frames(objects: Store, tmp_path: Path) -> None:
+    folder = tmp_path / "frames" / "walk"
+    for number, picture in enumerate(noise(9, 64, 64)):
+        write_image(folder / f"{number:03}.png", picture)
+    (tmp_path / "frames" / "walk.txt").write_text("a walk")
+    address = objects.put_folder(tmp_path / "frames", objects.bucket(), "frames")
+    settings = {"frame_folder_fps": 16.0}
+    (there,) = scanned(
+        {"path": address, **settings}, index=tmp_path / "a" / "index.sqlite"
+    ).clips
+    (here,) = scanned(
+        {"path": str(tmp_path / "frames"), **settings},
+        index=tmp_path / "b" / "index.sqlite",
+    ).clips
+    assert (there.id, there.captions) == (here.id, here.captions)

@@ -348,3 +348,14 @@ def test_no_setting_that_visitors_see_has_a_secret(tmp_path: Path) -> None:
     with pytest.raises(VideotuneError, match="environment variable") as refusal:
         rule.check_config({"notify": ["ntfy://secret-topic"]})
     assert "secret-topic" not in str(refusal.value)
+
+
+def test_a_user_on_the_server_may_name_an_object_store(
+    tmp_path: Path, cats: projects.Project, client: Any
+) -> None:
+    form = {"path": "s3://bucket/clips/"}
+    assert client.post("/p/cats/data/source", data=form).status_code == 204
+    facts = projects.find_project(tmp_path, "cats").facts
+    assert facts["sources"] == [{"path": "s3://bucket/clips"}]
+    bad = {"path": "s3://bucket/../clips"}
+    assert client.post("/p/cats/data/source", data=bad).status_code == 422
