@@ -176,5 +176,7 @@ def test_a_run_is_not_done_before_its_entries_are_on_the_store(
     assert len(entries) > 6
     assert run("cache", "prune", yes=True, **options_of(overrides)) == DONE
     assert objects.keys(bucket, "cache/") == entries
-    with pytest.raises(VideotuneError, match="to list or verify"):
+    with pytest.raises(
+        VideotuneError, match=rf"s3://{bucket}/cache: a folder of this machine"
+    ):
         run("cache", "ls", f"s3://{bucket}/cache")

@@ -9,6 +9,7 @@ looks like one makes nobody fetch anything with the user's credentials.
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -175,20 +176,24 @@ def suffix_of(url: ObjectUrl) -> str:
     return suffix if is_plain and len(suffix) <= MOST_SUFFIX_LETTERS else ""
 
 
+def object_address(path: str | Path) -> str:
+    """Return an address as the user wrote it: ``Path`` makes one slash of two."""
+    return re.sub("^s3:/+", SCHEME, str(path))[:200]
+
+
 def refuse_object_store(path: str | Path, purpose: str) -> None:
     """Refuse a dataset on an object store, or its mirror, in which files come and go.
 
     Args:
-        path: what the user named. ``Path`` makes one slash of two.
+        path: what the user named.
         purpose: what would be written, for the error.
 
     Raises:
         VideotuneError: if it is one.
     """
-    text = str(path)
-    if text.startswith("s3:/") or name_in_mirror(path) is not None:
+    if str(path).startswith("s3:/") or name_in_mirror(path) is not None:
         raise VideotuneError(
-            f"{text[:200]}: {purpose} need a folder of this machine. Copy the clips here (aws s3 sync), give "
+            f"{object_address(path)}: {purpose} need a folder of this machine. Copy the clips here (aws s3 sync), give "
             "that folder, and upload the result."
         )
 
