@@ -274,24 +274,25 @@ def test_a_run_does_not_depend_on_the_dtype_of_an_earlier_run_over_the_same_cach
 @pytest.mark.effect("gradient_checkpointing")
 def test_blocks_are_recomputed_in_backward_and_less_is_kept(lab: Lab) -> None:
     kept, calls, losses = {}, {}, {}
-    for mode in ("OFF", "ON", "CPU_OFFLOADED"):
+    for mode in ("OFF", "ON", "CPU_OFFLOADED", "IN_PARTS"):
         trainer = trainer_of(lab, {"gradient_checkpointing": mode})
         kept[mode], seen = kept_by_the_graph(trainer), []
         streams: Any = trainer.pool.streams
         sent = 0 if streams is None else streams.activation_offload.bytes
-        trainer.net.blocks[0].attn1.register_forward_hook(
+        trainer.net.blocks[0].attn1.to_q.register_forward_hook(
             lambda *_, seen=seen: seen.append(1)
         )
         losses[mode] = [line["loss"] for line in run_steps(trainer, 3)]
         calls[mode] = len(seen)
-    assert calls == {"OFF": 3, "ON": 6, "CPU_OFFLOADED": 6}
+    assert calls == {"OFF": 3, "ON": 6, "CPU_OFFLOADED": 6, "IN_PARTS": 9}
     assert kept["ON"] < 0.5 * kept["OFF"]
     assert sent == 2 * 12 * 24 * 4, (
         "3 latent frames of 2 x 2 tokens, 24 numbers each, before each of two blocks"
     )
     assert kept["ON"] - kept["CPU_OFFLOADED"] >= sent
     assert (
-        losses["CPU_OFFLOADED"]
+        losses["IN_PARTS"]
+        == losses["CPU_OFFLOADED"]
         == losses["ON"]
         == pytest.approx(losses["OFF"], rel=1e-6)
     )
@@ -761,7 +762,7 @@ def test_auto_compiles_where_the_planned_run_is_long_enough(
             "on a CPU it means off"
         )
         with monkeypatch.context() as patch:
-            patch.setattr(settings, "overlaps", lambda _: True)
+            patch.setattr(settings, "has_streams", lambda _: True)
             patch.setattr(settings, "no_compiler", lambda: None)
             patch.setattr(settings, "requested_card", lambda *_: (card.vram, card))
             patch.setattr(settings, "planned_need", lambda *_: (None, training))
@@ -875,7 +876,7 @@ def test_auto_takes_the_fastest_attention_of_those_that_work(
     monkeypatch.setattr(attention, "_seconds", seconds)
     trainer = trainer_of(lab, {"steps": 300})
     with monkeypatch.context() as patching:
-        patching.setattr(attention, "overlaps", lambda _: True)
+        patching.setattr(attention, "has_streams", lambda _: True)
         attention.choose_attention(trainer, loop.step_context(trainer))
     assert tried == ["native"] * 2 + ["_native_math"] * 2, "flash is not installed"
     assert (

@@ -101,6 +101,22 @@ def test_three_steps_are_those_of_the_plain_network(
     )
 
 
+@pytest.mark.parametrize("fraction", [0.0, 1.0])
+@pytest.mark.parametrize("method", ["LORA", "FINE_TUNE"])
+@pytest.mark.parametrize(("name", "variant"), [("wan", "t2v"), ("cogvideox", "5b")])
+def test_blocks_that_are_computed_in_parts_are_the_plain_network(
+    name: str, variant: str, method: str, fraction: float, deep: Deep
+) -> None:
+    """Losses, gradients and weights, with dropout in the adapter."""
+    family = deep(name, variant)
+    dropout = 0.3 if method == "LORA" else 0.0
+    batch = batch_of(family)
+    if (name, method) not in PLAIN:
+        PLAIN[name, method] = rig(family, None, method, dropout).steps(batch)
+    in_parts = rig(family, (fraction, "IN_PARTS"), method, dropout)
+    assert_same_bits(PLAIN[name, method], in_parts.steps(batch))
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["LORA", "FINE_TUNE"])
 @pytest.mark.parametrize(("name", "variant"), KINDS)
@@ -111,7 +127,7 @@ def test_every_kind_at_every_setting_is_the_plain_network(
     batch = batch_of(family)
     plain = rig(family, None, method).steps(batch, count=2, parts=2)
     for fraction in FRACTIONS:
-        for mode in ("OFF", "ON", "CPU_OFFLOADED"):
+        for mode in ("OFF", "ON", "CPU_OFFLOADED", "IN_PARTS"):
             assert_same_bits(
                 plain,
                 rig(family, (fraction, mode), method).steps(batch, count=2, parts=2),

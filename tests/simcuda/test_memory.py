@@ -98,7 +98,7 @@ def test_every_way_is_the_same_training(tmp_path: Path) -> None:
             f"gradient_checkpointing={mode}",
             f"layer_offload_fraction={fraction}",
         ]
-        for mode in ("OFF", "ON", "CPU_OFFLOADED")
+        for mode in ("OFF", "ON", "CPU_OFFLOADED", "IN_PARTS")
         for fraction in FRACTIONS
     } | {
         f"FINE_TUNE {part}": [

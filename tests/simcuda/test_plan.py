@@ -66,7 +66,7 @@ FULL = "training_method=FINE_TUNE"
 WAYS = {
     **{
         f"{mode} {part}": sets(mode, part)
-        for mode in ("OFF", "ON", "CPU_OFFLOADED")
+        for mode in ("OFF", "ON", "CPU_OFFLOADED", "IN_PARTS")
         for part in (0, 0.5, 1)
     },
     "ATTENTION_SAVED": sets("ATTENTION_SAVED", 0),

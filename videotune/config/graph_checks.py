@@ -22,8 +22,8 @@ def cannot_capture(config: Config) -> str | None:
         return "with FINE_TUNE a graph would keep a second gradient of every weight"
     if config.layer_offload_fraction:
         return "streamed weights change their place in every pass"
-    if config.gradient_checkpointing == "CPU_OFFLOADED":
-        return "with CPU_OFFLOADED the host decides in a pass what is copied"
+    if config.gradient_checkpointing in ("CPU_OFFLOADED", "IN_PARTS"):
+        return f"with {config.gradient_checkpointing} the host decides in a pass what is copied"
     if config.sharding == "FULL":
         return "with sharding FULL the weights of a block are gathered within it"
     if config.optimizer.step_in_backward:

@@ -80,7 +80,8 @@ Timesteps = Annotated[
     BeforeValidator(word),
 ]
 Checkpointing = Annotated[
-    Literal["OFF", "ON", "ATTENTION_SAVED", "CPU_OFFLOADED"], BeforeValidator(word)
+    Literal["OFF", "ON", "ATTENTION_SAVED", "CPU_OFFLOADED", "IN_PARTS"],
+    BeforeValidator(word),
 ]
 
 
@@ -263,7 +264,8 @@ class Config(Section):
     """
     gradient_checkpointing: Checkpointing | None = safe(None)
     """ON: recompute blocks in backward; ATTENTION_SAVED: but not attention;
-    CPU_OFFLOADED: their inputs wait on the host too (default: fastest that fits)
+    CPU_OFFLOADED: their inputs wait on the host too; IN_PARTS: and a block is
+    recomputed part by part (default: fastest that fits)
     """
     layer_offload_fraction: Share | None = safe(None)
     """share of the blocks whose weights are streamed from the host (default: the

@@ -16,6 +16,7 @@ from videotune.config.optimizer_classes import (
     is_class,
 )
 from videotune.config.optimizers import OPTIMIZERS, finds_its_rate
+from videotune.config.part_checks import faults_of_parts
 from videotune.config.pass_checks import faults_of_passes, largest_batch
 from videotune.config.precision_checks import (
     faults_with_eight_bits,
@@ -61,6 +62,7 @@ def refuse_what_does_not_apply(config: Config, spec: ModelSpec | None) -> None:
         _compiled,
         faults_of_graphs,
         saved_attention_faults,
+        faults_of_parts,
         _with_sharding,
         faults_of_context,
         _with_the_optimizer,

@@ -4,13 +4,15 @@ The same wrapper of a block also offloads its inputs (checkpointing CPU_OFFLOADE
 ``activation_offload``). A wrapped block is computed as in gradient checkpointing: its
 graph saves only the inputs. In the backward pass the inputs and weights are fetched and
 the block is recomputed. The graph is autograd's own, node for node, so every gradient
-is summed in the same order as without offloading and is bitwise equal.
+is summed in the same order as without offloading and is bitwise equal. (With IN_PARTS the
+block is one node, see ``input_checkpoint``.)
 """
 
 import inspect
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,12 +20,19 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from videotune.errors import VideotuneError
-from videotune.memory.accelerator import overlaps
+from videotune.memory.accelerator import has_streams
 from videotune.memory.activation_offload import ActivationOffload
-from videotune.memory.checkpointing import CPU_OFFLOADED, OFF
+from videotune.memory.checkpointing import (
+    IN_PARTS,
+    INPUTS_ON_HOST,
+    OFF,
+    part_arguments,
+)
 from videotune.memory.device_buffers import DeviceBuffers
 from videotune.memory.host_memory import refuse_if_short
 from videotune.memory.host_weights import HostWeights, dense
+from videotune.memory.input_checkpoint import InputCheckpoint, Windows
+from videotune.memory.part_checkpoint import compute_in_parts
 
 
 class BlockOffload:
@@ -46,6 +55,11 @@ class BlockOffload:
 
         self.activation_offload: ActivationOffload | None = None
         """Offloads the inputs of blocks; None: they stay on the device."""
+
+        self.input_checkpoint: InputCheckpoint | None = None
+        """Calls the blocks if they are computed again in parts. None: torch's checkpoint
+        does, whose graph is autograd's own.
+        """
 
     def parameters(self, named: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
         """Return the parameters that an optimizer can update, by name.
@@ -85,23 +99,36 @@ class BlockOffload:
                 with self._forward_window(index, backward_follows=False):
                     return block_forward(*bound.args, **bound.kwargs)
 
+            compute = partial(block_forward, **bound.kwargs)
             offload = self.activation_offload
             with nullcontext() if offload is None else offload.hooks(bound.args):
-                output = checkpoint(
-                    block_forward,
-                    *bound.args,
-                    use_reentrant=False,
-                    context_fn=lambda: (
-                        self._forward_window(index, backward_follows=True),
-                        self._backward_window(index),
-                    ),
-                    **bound.kwargs,
-                )
+                output = self._checkpointed(block, index, compute, bound.args)
             if offload is not None:
                 offload.returned(output)
             return output
 
         block.forward = forward
+
+    def _checkpointed(
+        self,
+        block: nn.Module,
+        index: int | None,
+        compute: Callable[..., Any],
+        args: Sequence[Any],
+    ) -> Any:
+        """Compute a block so that its graph saves only the inputs."""
+        windows = Windows(
+            first=lambda: self._forward_window(index, backward_follows=True),
+            again=lambda: self._backward_window(index),
+        )
+        if self.input_checkpoint is not None:
+            return self.input_checkpoint.run(block, compute, args, windows)
+        return checkpoint(
+            compute,
+            *args,
+            use_reentrant=False,
+            context_fn=lambda: (windows.first(), windows.again()),
+        )
 
     def _forward_window(
         self, index: int | None, *, backward_follows: bool
@@ -140,8 +167,8 @@ def stream_blocks(
         paths: module paths of the lists of blocks.
         device: where the network computes.
         fraction: share of the blocks to stream, 0 to 1.
-        checkpointing: OFF, ON or CPU_OFFLOADED for the other blocks; streamed blocks
-            are always recomputed.
+        checkpointing: OFF, ON, CPU_OFFLOADED or IN_PARTS for the other blocks; streamed
+            blocks are always recomputed.
         resident: parameters that stay on the device, such as those of an adapter.
         host_weights: weights to stream in place of this network's, from another network
             of the same shape.
@@ -158,14 +185,17 @@ def stream_blocks(
 
     streamed_blocks = spread(len(blocks), fraction)
     offload = BlockOffload(net, device, streamed_blocks)
-    if checkpointing == CPU_OFFLOADED:
+    if checkpointing in INPUTS_ON_HOST:
         offload.activation_offload = ActivationOffload(device)
+    if checkpointing == IN_PARTS:
+        compute_in_parts(net, paths, part_arguments())
+        offload.input_checkpoint = InputCheckpoint()
 
     if streamed_blocks:
         movable = _movable_tensors(net, resident)
         block_tensors = [_streamable(*blocks[i], movable) for i in streamed_blocks]
         if host_weights is None:
-            host_weights = HostWeights(block_tensors, overlaps(device), echo)
+            host_weights = HostWeights(block_tensors, has_streams(device), echo)
             count = f"{len(streamed_blocks)} of {len(blocks)} blocks"
             refuse_if_short(
                 host_weights.size, f"layer_offload_fraction: {count} on the host"

@@ -1,5 +1,6 @@
 """Gradient checkpointing (Chen et al. 2016, arXiv 1604.06174)."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch.utils.checkpoint import (
 )
 
 from videotune.memory.input_checkpoint import InputCheckpoint
+from videotune.memory.part_checkpoint import compute_in_parts, compute_whole
 
 OFF = "OFF"
 """Save all activations."""
@@ -23,25 +25,45 @@ ATTENTION_SAVED = "ATTENTION_SAVED"
 CPU_OFFLOADED = "CPU_OFFLOADED"
 """Save the input of each block on the host, see ``activation_offload``."""
 
+IN_PARTS = "IN_PARTS"
+"""Save the input of each block on the host, and compute a block again part by part, see
+``part_checkpoint``."""
+
+INPUTS_ON_HOST = (CPU_OFFLOADED, IN_PARTS)
+"""Modes in which the inputs of blocks wait on the host."""
+
 
 def checkpoint_blocks(
-    net: Any, mode: str, *, draws: bool = True, whole_graph: bool = False
+    net: Any,
+    mode: str,
+    paths: Sequence[str] = (),
+    *,
+    draws: bool = True,
+    whole_graph: bool = False,
 ) -> None:
-    """Set a diffusers model to OFF, ON or ATTENTION_SAVED; the computed values do not
-    change.
+    """Set a diffusers model to a mode whose saved tensors stay on the device; the computed
+    values do not change.
 
     Args:
         net: the model.
-        mode: OFF, ON or ATTENTION_SAVED.
+        mode: OFF, ON, ATTENTION_SAVED, or IN_PARTS with the inputs on the device.
+        paths: module paths of the lists of blocks, for IN_PARTS and the way back from it.
         draws: whether blocks draw random numbers, which must be the same when a block is
             computed again. A CUDA graph cannot ask a generator for its state.
         whole_graph: with ON, record the graph of each block, as ``torch.utils.checkpoint`` does,
             which is slower. Compiled blocks need it: without gradients they would run
             uncompiled. So do sharded blocks, whose weights are gathered by the graph.
     """
-    assert mode in (OFF, ON, ATTENTION_SAVED), mode
+    assert mode in (OFF, ON, ATTENTION_SAVED, IN_PARTS), mode
+    compute_whole(net, paths)
     if mode == OFF:
         net.disable_gradient_checkpointing()
+        return
+    if mode == IN_PARTS:
+        # Under torch's checkpoint, what parts save would stay from the first pass on.
+        assert not whole_graph, "in parts there is no graph of a whole block"
+        compute_in_parts(net, paths, part_arguments(draws=draws))
+        net.enable_gradient_checkpointing(InputCheckpoint(draws=draws))
         return
     if mode == ON and not whole_graph:
         net.enable_gradient_checkpointing(InputCheckpoint(draws=draws))
@@ -58,6 +80,11 @@ def checkpoint_arguments(mode: str, *, draws: bool = True) -> dict[str, Any]:
             create_selective_checkpoint_contexts, _save_attention
         )
     return arguments
+
+
+def part_arguments(*, draws: bool = True) -> dict[str, Any]:
+    """Return the keyword arguments of torch's checkpoint for the parts of a block."""
+    return checkpoint_arguments(ATTENTION_SAVED, draws=draws)
 
 
 def _save_attention(_: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:

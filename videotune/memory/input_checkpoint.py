@@ -12,7 +12,7 @@ go through ``torch.utils.checkpoint``.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 from weakref import ref
@@ -24,8 +24,20 @@ from torch.random import fork_rng
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint, get_device_states, set_device_states
 
+from videotune.memory.part_checkpoint import computing_again
+
 Checkpoint = Callable[..., Any]
 """What diffusers calls with a block and its arguments."""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """What is around a block while it computes, such as its weights on the device."""
+
+    first: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Makes a context for the first time."""
+    again: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Makes a context for the time in the backward pass, which ends after that."""
 
 
 class InputCheckpoint:
@@ -45,19 +57,41 @@ class InputCheckpoint:
 
     def __call__(self, block: nn.Module, *args: Any) -> Any:
         """Return the block's output; without gradients, just call the block."""
-        leaves, spec = tree_flatten(args)
+        return self.run(block, block, args, Windows())
+
+    def run(
+        self,
+        block: nn.Module,
+        compute: Callable[..., Any],
+        args: Sequence[Any],
+        windows: Windows,
+    ) -> Any:
+        """Return a block's output.
+
+        Args:
+            block: the block.
+            compute: what computes it; the block itself, if nothing wraps it.
+            args: its arguments.
+            windows: what must be around it while it computes.
+        """
+        leaves, spec = tree_flatten(tuple(args))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         with_gradient = [tensor for tensor in tensors if tensor.requires_grad]
 
         if not self._is_exact(block, tensors, with_gradient):
             output = checkpoint(
-                block, *args, use_reentrant=False, preserve_rng_state=self._draws
+                compute,
+                *args,
+                use_reentrant=False,
+                preserve_rng_state=self._draws,
+                context_fn=lambda: (windows.first(), windows.again()),
             )
         elif with_gradient or _trains(block):
-            call = _Call(block, spec, leaves, draws=self._draws)
+            call = _Call(compute, windows, spec, leaves, draws=self._draws)
             output = call.outputs(tensors, needs_anchor=not with_gradient)
         else:
-            output = block(*args)
+            with windows.first():
+                output = compute(*args)
 
         returned = tree_flatten(output)[0]
         self._returned = [ref(leaf) for leaf in returned if isinstance(leaf, Tensor)]
@@ -107,9 +141,16 @@ class _Call:
     """A block's call with all but the tensors among its arguments."""
 
     def __init__(
-        self, block: nn.Module, spec: TreeSpec, leaves: list[Any], *, draws: bool
+        self,
+        compute_block: Callable[..., Any],
+        windows: Windows,
+        spec: TreeSpec,
+        leaves: list[Any],
+        *,
+        draws: bool,
     ) -> None:
-        self._block = block
+        self._compute_block = compute_block
+        self._windows = windows
         self._spec = spec
         # The graph keeps the tensors: here each leaves a gap.
         self._is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
@@ -131,13 +172,19 @@ class _Call:
     def first(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
         """Compute the block and return its outputs in a row."""
         self._surroundings = _Surroundings.now(tensors, draws=self._draws)
-        outputs, self._output_spec = tree_flatten(self._compute(tensors))
+        with self._windows.first():
+            outputs, self._output_spec = tree_flatten(self._compute(tensors))
         return tuple(outputs)
 
     def again(self, tensors: Sequence[Tensor]) -> list[Any]:
         """Compute the block as the first time, but with a graph."""
         assert self._surroundings is not None
-        with self._surroundings.restored(), torch.enable_grad():
+        with (
+            self._windows.again(),
+            self._surroundings.restored(),
+            torch.enable_grad(),
+            computing_again(),
+        ):
             return tree_flatten(self._compute(tensors))[0]
 
     def _compute(self, tensors: Sequence[Tensor]) -> Any:
@@ -145,7 +192,7 @@ class _Call:
         leaves = []
         for is_tensor, other in zip(self._is_tensor, self._others, strict=True):
             leaves.append(next(remaining) if is_tensor else other)
-        return self._block(*tree_unflatten(leaves, self._spec))
+        return self._compute_block(*tree_unflatten(leaves, self._spec))
 
 
 class _InputsOnly(torch.autograd.Function):

@@ -32,7 +32,8 @@ from videotune.models.base import DiffusersModel
 from videotune.models.pipelines import in_tiles
 from videotune.planner.ledger import FIRST, KEPT, PIECE, CountsByPart, Ledger, Reading
 from videotune.trainer import build, optimizers
-from videotune.trainer.step import StepContext, TrainableState, train_step
+from videotune.trainer.step import train_step
+from videotune.trainer.step_context import StepContext, TrainableState
 from videotune.trainer.step_record import Clock
 from videotune.trainer.text_encoders import text_size
 from videotune.trainer.trainable import attach, make_trainable
@@ -216,7 +217,12 @@ class FakeRun:
             network = self.network(depths)
             ledger = Ledger(self.piece)
             whole_graph = self.config.compile is True
-            checkpoint_blocks(network.net, checkpointing, whole_graph=whole_graph)
+            checkpoint_blocks(
+                network.net,
+                checkpointing,
+                self.family.spec.block_lists,
+                whole_graph=whole_graph,
+            )
             with self.mode, self.family.planning_mode():
                 prepared = self.prepared(shape, samples)
                 if not network.warm:

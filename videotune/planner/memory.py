@@ -13,7 +13,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from videotune.memory.block_offload import spread
-from videotune.memory.checkpointing import ATTENTION_SAVED, CPU_OFFLOADED, OFF, ON
+from videotune.memory.checkpointing import (
+    ATTENTION_SAVED,
+    CPU_OFFLOADED,
+    IN_PARTS,
+    INPUTS_ON_HOST,
+    OFF,
+    ON,
+)
 from videotune.memory.device_buffers import SLOTS
 from videotune.memory.host_weights import PIECE
 from videotune.planner.gpus import Card
@@ -36,7 +43,7 @@ They are the float32 master, the gradient, and two moments.
 
 SAVING_SECONDS = 0.003
 """Seconds of the host for each block of a pass in which torch chooses what
-ATTENTION_SAVED keeps.
+ATTENTION_SAVED or IN_PARTS keeps.
 
 Measured on one slow CPU core: 0.009.
 """
@@ -75,8 +82,15 @@ class Choice:
 
     @property
     def recomputing(self) -> str:
-        """The mode of MODES in which blocks that are computed again were read."""
-        return ATTENTION_SAVED if self.checkpointing == ATTENTION_SAVED else ON
+        """The mode in which blocks that are computed again were read."""
+        if self.checkpointing in (ATTENTION_SAVED, IN_PARTS):
+            return self.checkpointing
+        return ON
+
+    @property
+    def inputs_on_host(self) -> bool:
+        """Whether the inputs of blocks wait on the host."""
+        return self.checkpointing in INPUTS_ON_HOST
 
 
 @dataclass(frozen=True)
@@ -152,9 +166,7 @@ def need(spec: StepSpec, choice: Choice) -> Need:
         work=off.plus(again, len(recomputed) / count),
         moved=_moved_bytes(spec, choice, streamed),
         blocks=count,
-        is_captured=spec.captures
-        and not streamed
-        and choice.checkpointing != CPU_OFFLOADED,
+        is_captured=spec.captures and not streamed and not choice.inputs_on_host,
     )
 
 
@@ -199,7 +211,7 @@ def _on_host(
         host["streamed weights"] = whole_pieces + (1 << (remainder - 1).bit_length())
     if trained_bytes:
         host["masters, gradients and optimizer"] = round(trained_bytes * HOST_BYTES)
-    if choice.checkpointing == CPU_OFFLOADED:
+    if choice.inputs_on_host:
         inputs = [size * choice.micro_batch for size in spec.kept[ON]]
         host["block inputs"] = sum(1 << (size - 1).bit_length() for size in inputs)
     return host
@@ -212,7 +224,7 @@ def _moved_bytes(spec: StepSpec, choice: Choice, streamed: Collection[int]) -> f
         moved += 2.0 * sum(spec.blocks[i] for i in streamed) - _ring_bytes(
             spec, streamed
         )
-    if choice.checkpointing == CPU_OFFLOADED:
+    if choice.inputs_on_host:
         moved += 2.0 * sum(spec.kept[ON]) * choice.micro_batch
     return moved
 
@@ -247,7 +259,7 @@ def step_moments(
     for mode in spec.kept:
         kept[mode] = [choice.micro_batch * size for size in spec.kept[mode]]
     # number of blocks before the computing one whose inputs are on the device
-    inputs_ahead = 1 if choice.checkpointing == CPU_OFFLOADED else len(modes)
+    inputs_ahead = 1 if choice.inputs_on_host else len(modes)
 
     def moment(phase: str, i: int) -> tuple[str, CountsByPart]:
         mode = modes[i]
@@ -351,7 +363,7 @@ def _host_seconds(training: Need, card: Card) -> float:
     if card.bandwidth is None or training.is_captured:
         return 0.0
     starting = LAUNCH_SECONDS * training.work.operations
-    if training.choice.checkpointing == ATTENTION_SAVED:
+    if training.choice.checkpointing in (ATTENTION_SAVED, IN_PARTS):
         starting += SAVING_SECONDS * training.blocks
     return starting
 
@@ -395,7 +407,7 @@ def choices(spec: StepSpec, batch: int, constraints: Constraints) -> list[Choice
     if constraints.checkpointing:
         modes = [constraints.checkpointing]
     elif constraints.allows_cpu_offload:
-        modes = [OFF, ON, ATTENTION_SAVED, CPU_OFFLOADED]
+        modes = [OFF, ON, ATTENTION_SAVED, CPU_OFFLOADED, IN_PARTS]
     else:
         modes = [OFF, ON, ATTENTION_SAVED]
 
@@ -409,6 +421,8 @@ def choices(spec: StepSpec, batch: int, constraints: Constraints) -> list[Choice
             # Streamed blocks have no attention to save: refused in a config.
             is_read = mode in spec.kept
             if mode == ATTENTION_SAVED and (streamed or not is_read):
+                continue
+            if mode == IN_PARTS and not is_read:
                 continue
             for size in sizes:
                 accumulates = constraints.accumulates or size < batch

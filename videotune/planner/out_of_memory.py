@@ -2,8 +2,9 @@
 
 from videotune.config import fields, schema, validators
 from videotune.config.optimizers import updates_apart
+from videotune.config.part_checks import cannot_compute_in_parts
 from videotune.errors import DoesNotFit
-from videotune.memory.accelerator import overlaps
+from videotune.memory.accelerator import has_streams
 from videotune.trainer.saving import rescue_message, save_what_is_good
 from videotune.trainer.step import OutOfMemory
 from videotune.trainer.trainer import Trainer
@@ -74,7 +75,7 @@ def device_full_message(trainer: Trainer, error: OutOfMemory, rescue: str) -> st
 
 
 def _on_gpu(trainer: Trainer) -> bool:
-    return overlaps(trainer.device)
+    return has_streams(trainer.device)
 
 
 def same_result_settings(config: schema.Config, gpu: bool) -> list[tuple[str, str]]:
@@ -95,6 +96,12 @@ def same_result_settings(config: schema.Config, gpu: bool) -> list[tuple[str, st
     elif config.gradient_checkpointing == "ON" and can_offload:
         effect = "the inputs of blocks wait in host memory"
         settings.append(("gradient_checkpointing=CPU_OFFLOADED", effect))
+    elif (
+        config.gradient_checkpointing == "CPU_OFFLOADED"
+        and not cannot_compute_in_parts(config)
+    ):
+        effect = "a block is computed again part by part"
+        settings.append(("gradient_checkpointing=IN_PARTS", effect))
 
     fraction = config.layer_offload_fraction or 0.0
     saves_attention = config.gradient_checkpointing == "ATTENTION_SAVED"

@@ -16,7 +16,7 @@ from videotune.config import optimizers, schema
 from videotune.config.optimizer_classes import is_class
 from videotune.files import Count, Number
 from videotune.job.experts import trained
-from videotune.memory.checkpointing import ATTENTION_SAVED, OFF, ON
+from videotune.memory.checkpointing import ATTENTION_SAVED, IN_PARTS, OFF, ON
 from videotune.memory.device_buffers import SLOTS
 from videotune.model_spec import ModelSpec
 from videotune.models.base import DiffusersModel
@@ -29,7 +29,7 @@ from videotune.types import ClipShape
 
 MODES = (OFF, ATTENTION_SAVED, ON)
 """Gradient checkpointing that is read; CPU_OFFLOADED is ON with the kept inputs on the
-host.
+host. IN_PARTS is read only where nothing else fits, and its kept inputs are there too.
 """
 
 UNCHANGED = "unchanged"
@@ -184,7 +184,7 @@ def with_shared_samples(spec: StepSpec, parts: int, exchanged: float) -> StepSpe
     kept = {
         mode: tuple(-(-size // parts) for size in sizes)
         for mode, sizes in spec.kept.items()
-        if mode != ATTENTION_SAVED
+        if mode not in (ATTENTION_SAVED, IN_PARTS)
     }
     return replace(spec.changed(share), kept=kept)
 
@@ -246,9 +246,19 @@ class StepReadings(Protocol):
 
 
 def assemble(
-    readings: StepReadings, inputs: PlanInputs, family: DiffusersModel
+    readings: StepReadings,
+    inputs: PlanInputs,
+    family: DiffusersModel,
+    parts: StepReadings | None = None,
 ) -> StepSpec:
-    """Return the spec of a run's most expensive step and of its other phases."""
+    """Return the spec of a run's most expensive step and of its other phases.
+
+    Args:
+        readings: what is read of the step in MODES, and of the other phases.
+        inputs: of the plan.
+        family: the base model's.
+        parts: what is read of a step IN_PARTS. None: that is left out.
+    """
     config = inputs.config
     shape = inputs.shapes[0]
     blocks = tuple(chain.from_iterable(readings.blocks.values()))
@@ -257,18 +267,23 @@ def assemble(
         trained_bytes = (*blocks, readings.other_weights)
     encoding, encoding_flops = readings.encode(shape)
 
+    sources = dict.fromkeys(MODES, readings)
+    if parts is not None:
+        sources[IN_PARTS] = parts
     one_sample = {}
     two_samples = {}
-    for mode in MODES:
-        one_sample[mode] = readings.deep_step(shape, 1, mode)
-        two_samples[mode] = readings.deep_step(shape, 2, mode)
+    kept = {}
+    for mode, source in sources.items():
+        one_sample[mode] = source.deep_step(shape, 1, mode)
+        two_samples[mode] = source.deep_step(shape, 2, mode)
+        kept[mode] = kept_by_blocks(source, shape, mode)
 
     spec = StepSpec(
         one_sample=one_sample,
         two_samples=two_samples,
         blocks=blocks,
         trained=trained_bytes,
-        kept={mode: kept_by_blocks(readings, shape, mode) for mode in MODES},
+        kept=kept,
         encoding_flops_per_pixel=encoding_flops / pixels_of(shape),
         work=read_work(readings, inputs),
         other_phases=read_other_phases(readings, inputs, encoding),

@@ -21,7 +21,12 @@ from videotune.latent_cache.sampler import ExpertSchedule, exact
 from videotune.memory.accelerator import empty_cache, local_device
 from videotune.memory.attention import set_attention
 from videotune.memory.block_offload import BlockOffload, stream_blocks
-from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON, checkpoint_blocks
+from videotune.memory.checkpointing import (
+    INPUTS_ON_HOST,
+    OFF,
+    ON,
+    checkpoint_blocks,
+)
 from videotune.memory.compiling import CompiledBlocks
 from videotune.memory.context_parallel import all_of, process_mesh, split_tokens
 from videotune.memory.eight_bit_matmul import matmul_note
@@ -31,7 +36,7 @@ from videotune.memory.sharding import Shards
 from videotune.model_spec import ModelSpec
 from videotune.models.base import DiffusersModel
 from videotune.trainer.captured_passes import CapturedPasses
-from videotune.trainer.step import TrainableState
+from videotune.trainer.step_context import TrainableState
 from videotune.trainer.text_encoders import attach_text
 from videotune.trainer.trainable import attach, make_trainable
 
@@ -396,8 +401,7 @@ def arrange_blocks(
     report: bool,
     compiled: CompiledBlocks | None = None,
 ) -> BlockOffload | None:
-    """Set up what the blocks keep on the device: everything, only their inputs, or not
-    even their weights.
+    """Set up gradient checkpointing, offloading and compilation of the blocks.
 
     Args:
         net: the denoiser.
@@ -413,9 +417,15 @@ def arrange_blocks(
     """
     mode = config.gradient_checkpointing or ON
     fraction = config.layer_offload_fraction or 0.0
-    if not fraction and mode != CPU_OFFLOADED:
+    if not fraction and mode not in INPUTS_ON_HOST:
         draws = bool(config.lora.dropout)
-        checkpoint_blocks(net, mode, draws=draws, whole_graph=compiled is not None)
+        checkpoint_blocks(
+            net,
+            mode,
+            spec.block_lists,
+            draws=draws,
+            whole_graph=compiled is not None,
+        )
         if compiled is not None:
             compiled.add(net, spec.block_lists, mode, draws=draws)
         return None

@@ -81,7 +81,9 @@ class Trainer:
     first_step: int = 1
     """The first step to do."""
     skipped_in_a_row: int = 0
-    """How many of the latest steps were not finite."""
+    """Steps that were not finite since the last one that was applied. Those in which only
+    float16's loss scale was too large are not counted.
+    """
     saved_at: float = field(default_factory=time.monotonic)
     """When a checkpoint was last begun."""
     pending_save: PendingSave | None = None
@@ -113,7 +115,7 @@ class Trainer:
 
     @property
     def parameters(self) -> Mapping[str, nn.Parameter]:
-        """What the optimizers update, by the names of checkpoints."""
+        """What the optimizers update, by their names in checkpoints."""
         trainables = self.pool.trainables.items()
         return self._named(
             {expert: trainable.parameters for expert, trainable in trainables}
@@ -121,7 +123,7 @@ class Trainer:
 
     @property
     def averages(self) -> dict[str, Tensor]:
-        """Averages of the weights, if the run has them, by the names of checkpoints."""
+        """Averages of the weights, if the run has them, by their names in checkpoints."""
         averages = {}
         for expert, trainable in self.pool.trainables.items():
             if trainable.ema is not None:
@@ -130,14 +132,14 @@ class Trainer:
 
     @property
     def result(self) -> Mapping[str, Tensor]:
-        """What is exported, by the names of checkpoints: averages of the weights if the
+        """What is exported, by their names in checkpoints: averages of the weights if the
         run has them, else the weights.
         """
         return self.averages or self.parameters
 
     @property
     def shard_rows(self) -> dict[str, Shard]:
-        """This process's shards of what trains, by the names of checkpoints.
+        """This process's shards of what trains, by their names in checkpoints.
 
         Empty without sharding.
         """
@@ -267,8 +269,8 @@ class Callback:
         """Called when the networks are built, before a checkpoint is restored."""
 
     def before(self, trainer: Trainer) -> None:
-        """Do work that belongs before the first step, or to the step of a checkpoint,
-        left by a killed process.
+        """Do the work that is due before the first step; after a resume, what a killed
+        process left undone at the checkpoint's step.
         """
 
     def due(self, trainer: Trainer, step: int, asked: Collection[str]) -> bool:
