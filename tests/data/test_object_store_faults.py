@@ -126,6 +126,19 @@ def test_files_read_ahead_never_take_more_than_the_bound(
     assert list((objects_folder() / "pins").iterdir()) == []
 
 
+def test_an_object_of_several_tasks_holds_up_no_other(
+    objects: Store, mirrored: list[Path]
+) -> None:
+    objects.forget()
+    objects.latency = 1.0
+    paths = [path for path in mirrored[:4] for _ in range(10)]
+    contents = [local.read_bytes()[0] for local in local_copies(paths)]
+    assert contents == [number for number in range(4) for _ in range(10)]
+    assert len(objects.fetched()) == 4
+    assert objects.most_fetches_at_once == 4
+    assert list((objects_folder() / "pins").iterdir()) == []
+
+
 def test_a_clip_too_large_for_the_room_that_is_left_waits_for_it(
     objects: Store, mirrored: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

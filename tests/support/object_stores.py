@@ -75,13 +75,22 @@ class Store:
     """Seconds by which each request is answered later."""
     refuse: Callable[[str, str], str | None] | None = None
     """Returns the status of a request by method and path that is not served; or None."""
+    most_fetches_at_once: int = 0
     _buckets: int = 0
+    _fetches: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def hook(self, method: str, path: str) -> str | None:
         """Count a request; return the status if it is refused."""
         self.requests.append((method, path))
+        is_fetch = method == "GET" and path.count("/") > 1
+        with self._lock:
+            self._fetches += is_fetch
+            self.most_fetches_at_once = max(self.most_fetches_at_once, self._fetches)
         if self.latency:
             time.sleep(self.latency)
+        with self._lock:
+            self._fetches -= is_fetch
         return self.refuse(method, path) if self.refuse else None
 
     @property
@@ -130,6 +139,7 @@ class Store:
     def forget(self) -> None:
         """Count from here on."""
         self.requests.clear()
+        self.most_fetches_at_once = 0
 
     def fetched(self, suffix: str = "") -> list[str]:
         """Paths of the objects that were fetched, without listings."""

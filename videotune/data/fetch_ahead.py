@@ -8,7 +8,7 @@ can hold what an earlier one waits for.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,6 +61,8 @@ class FetchAhead:
         self._queue: deque[FetchRequest] = deque()
         self._threads: list[Thread] = []
         self._ahead: Counter[StoredObject] = Counter()
+        self._fetching: dict[StoredObject, list[FetchRequest]] = {}
+        """Further requests for an object that is being fetched; they need no thread."""
         self._is_reserving = False
         self._is_closed = False
 
@@ -132,7 +134,10 @@ class FetchAhead:
         if not self._queue or self._is_reserving:
             return False
         request = self._queue[0]
-        if request.is_wanted or request.is_released or request.stored in self._ahead:
+        needs_no_room = (
+            request.stored in self._ahead or request.stored in self._fetching
+        )
+        if request.is_wanted or request.is_released or needs_no_room:
             return True
         bytes_ahead = sum(stored.size for stored in self._ahead)
         return bytes_ahead + request.stored.size <= bound_bytes() // 2
@@ -150,20 +155,34 @@ class FetchAhead:
                     continue
                 if not request.is_wanted:
                     self._set_ahead(request, is_ahead=True)
+                if request.stored in self._fetching:
+                    self._fetching[request.stored].append(request)
+                    continue
+                self._fetching[request.stored] = []
                 self._is_reserving = True
             self._fetch(request)
             # Free what it refers to when its task does, not when the next one comes.
             del request
 
     def _fetch(self, request: FetchRequest) -> None:
+        """Fetch an object, for this request and those that came meanwhile."""
+        stored = request.stored
         with self._turn() as turn:
-            try:
-                pin: Pin | None = pin_object(request.stored, turn.end)
-                error: BaseException | None = None
-            except BaseException as problem:  # raised again where it is waited for
-                pin = None
-                error = problem
+            pin, error = _try_to_pin(stored, turn.end)
+        with self._condition:
+            followers = self._fetching.pop(stored)
+        # The first pin keeps the object until each has its own.
+        for follower in followers:
+            if error is None:
+                self._deliver(follower, *_try_to_pin(stored))
+            else:
+                self._deliver(follower, None, error)
+        self._deliver(request, pin, error)
 
+    def _deliver(
+        self, request: FetchRequest, pin: Pin | None, error: BaseException | None
+    ) -> None:
+        """Hand a pin or an error over to a request, if it still wants it."""
         with self._condition:
             request.error = error
             if not request.is_released:
@@ -186,6 +205,16 @@ class FetchAhead:
         with self._condition:
             self._is_reserving = False
             self._condition.notify_all()
+
+
+def _try_to_pin(
+    stored: StoredObject, reserved: Callable[[], None] = lambda: None
+) -> tuple[Pin | None, BaseException | None]:
+    """Return a pinned object, or the error, which is raised where it is waited for."""
+    try:
+        return pin_object(stored, reserved), None
+    except BaseException as error:
+        return None, error
 
 
 class _Turn:

@@ -132,10 +132,6 @@ class BlobStore:
                 "Set XDG_CACHE_HOME to another disk."
             ) from error
 
-    def has(self, key: object, suffix: str) -> bool:
-        """Return whether a blob is here."""
-        return (self._blobs / (digest(key) + suffix)).is_file()
-
     def trim(self) -> None:
         """Remove blobs beyond the bound, such as after it was lowered."""
         if self._blobs.is_dir():
