@@ -182,6 +182,7 @@ def objects(
     yield _object_server
     _object_server.latency = 0.0
     _object_server.refuse = None
+    os.environ.pop("VIDEOTUNE_OBJECT_CACHE_GB", None)
     close_default_workers()
 
 

@@ -19,6 +19,7 @@ from videotune.data.object_files import (
     mirrors_folder,
     objects_folder,
     read_pointer,
+    set_bound,
 )
 from videotune.errors import VideotuneError
 
@@ -134,11 +135,8 @@ def test_the_bound_holds_while_a_larger_dataset_is_read(
     bound = max(sizes) * 3
     assert sum(sizes) > 1.5 * bound
     with LargestSize(objects_folder() / "blobs") as largest:
-        library = scanned(
-            {"path": address},
-            index=tmp_path / "index.sqlite",
-            object_cache_gb=bound / 1e9,
-        )
+        set_bound(bound / 1e9)
+        library = scanned({"path": address}, index=tmp_path / "index.sqlite")
     assert len(library.clips) == 7
     assert 0 < largest.most <= bound
     assert list((objects_folder() / "pins").iterdir()) == []
@@ -154,10 +152,12 @@ def test_a_lower_bound_removes_what_is_beyond_it_and_one_clip_must_fit(
     largest_clip = max(path.stat().st_size for path in clips.rglob("*.mp4"))
     assert bytes_in(blobs) > 2 * largest_clip
 
-    scanned({"path": address}, index=index, object_cache_gb=2 * largest_clip / 1e9)
+    set_bound(2 * largest_clip / 1e9)
+    scanned({"path": address}, index=index)
     assert bytes_in(blobs) <= 2 * largest_clip
+    set_bound(largest_clip / 2e9)
     with pytest.raises(VideotuneError, match=r"object_cache_gb: s3://.*\.mp4"):
-        scanned({"path": address}, index=index, object_cache_gb=largest_clip / 2e9)
+        scanned({"path": address}, index=index)
 
 
 def test_an_object_that_changed_since_the_listing_is_an_error(

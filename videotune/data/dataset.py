@@ -42,7 +42,6 @@ from videotune.data.locations import Location, open_location
 from videotune.data.mask_notes import notes_on_masks
 from videotune.data.media_index import MediaIndex
 from videotune.data.metadata_files import Columns
-from videotune.data.object_files import set_bound
 from videotune.data.object_store import is_object_url
 from videotune.data.picture_matching import SourceClip, near_duplicates
 from videotune.data.remarks import codes_of
@@ -76,7 +75,6 @@ def scan(
             ``missing_caption``, or the model does not accept a setting.
     """
     notes = _check_settings(config, rules)
-    set_bound(config.object_cache_gb)
     if index_path is not None:
         refuse_links(index_path.parent)
 

@@ -26,6 +26,7 @@ from videotune.data.dataset import scan
 from videotune.data.file_checks import refuse_linked_folder
 from videotune.data.library import Library
 from videotune.data.media_index import INDEX_NAME
+from videotune.data.object_files import set_bound
 from videotune.data.object_store import is_object_url, parse_url
 from videotune.data.remote_cache_files import index_on_store
 from videotune.data.window_table import WindowTable
@@ -328,6 +329,7 @@ def _scan(
     Raises DoesNotFit if none can be trained on, unless ``to_look``.
     """
     settings = _scan_config(config, datasets, spec, to_look=to_look)
+    set_bound(config.object_cache_gb)
     try:
         index = cache / INDEX_NAME
         with index_on_store(config.cache_dir, index), bar("reading clips") as progress:
