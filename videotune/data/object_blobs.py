@@ -22,8 +22,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from videotune.errors import VideotuneError
 from videotune.files import digest, is_disk_full, size_text
 from videotune.lazy import psutil
@@ -106,6 +104,10 @@ class BlobStore:
         pin = self._pin_existing(name)
         if pin is not None:
             return pin
+
+        # Processes that decode start faster without it, and seldom come here.
+        from filelock import Timeout
+
         try:
             for folder in (self._blobs, self._pins, self._locks):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -277,6 +279,8 @@ class BlobStore:
 
     @contextmanager
     def _lock(self, name: str, seconds: float) -> Iterator[None]:
+        from filelock import FileLock  # as in pin
+
         with FileLock(self._locks / name, timeout=seconds, poll_interval=0.01):
             yield
 

@@ -5,7 +5,6 @@ s3fs holds the connection. Credentials, region and endpoint come from the enviro
 so that a server which hangs, or sends a byte now and then, ends with an error.
 """
 
-import asyncio
 import errno
 import os
 import re
@@ -297,6 +296,8 @@ class ObjectStore:
 
     async def _stream(self, stored: StoredObject, path: Path) -> None:
         """Fetch an object in chunks, so that memory stays flat."""
+        import asyncio  # as s3fs does, which few processes need
+
         answer = await self._files._call_s3(
             "get_object",
             Bucket=stored.url.bucket,
