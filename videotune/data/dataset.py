@@ -42,6 +42,7 @@ from videotune.data.locations import Location, open_location
 from videotune.data.mask_notes import notes_on_masks
 from videotune.data.media_index import MediaIndex
 from videotune.data.metadata_files import Columns
+from videotune.data.object_store import is_object_url
 from videotune.data.picture_matching import SourceClip, near_duplicates
 from videotune.data.remarks import codes_of
 from videotune.data.source_videos import group_by_source, hold_out
@@ -330,6 +331,11 @@ def _check_settings(config: Config, rules: VideoRules) -> list[str]:
             )
 
     for dataset in config.datasets:
+        if dataset.loss_masks is not None and is_object_url(dataset.loss_masks):
+            raise VideotuneError(
+                f"datasets.loss_masks: {dataset.loss_masks} is on an object store, and only a folder of this "
+                "machine can be named. Put the masks into loss_masks/ beside videos/ on the store."
+            )
         if dataset.caption_extension.lower() in (*CLIP_SUFFIXES, *ARCHIVE_SUFFIXES):
             raise VideotuneError(
                 f"datasets.caption_extension: {dataset.caption_extension} of {dataset.path} is "

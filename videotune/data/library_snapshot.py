@@ -58,6 +58,7 @@ MOST_SNAPSHOTS = 4
 
 KEYS_WITHOUT_EFFECT = (
     *("base_model_name", "base_parts", "init_from", "base_loras", "cache_dir"),
+    "object_cache_gb",
     *("steps", "epochs", "batch_size", "gradient_accumulation_steps"),
     *("micro_batch_size", "shuffle", "deterministic", "allow_crop"),
     *("experts", "expert_share", "expert_period", "lora", "transformer", "optimizer"),

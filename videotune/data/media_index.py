@@ -28,6 +28,7 @@ from videotune.data.content_scan import ContentScan
 from videotune.data.file_checks import REASONS, ClipProblem, check_opens, stat_of
 from videotune.data.index_database import FileRow, IndexDatabase
 from videotune.data.media_info import MediaInfo
+from videotune.data.object_files import name_in_mirror, size_of
 from videotune.data.old_index import take_over
 from videotune.data.sound_scan import SoundScan
 from videotune.data.workers import Call, default_workers
@@ -53,6 +54,9 @@ times."""
 SLOWEST_DECODER = 20.0
 """Seconds per second of a clip, by which its time limit grows: 8K takes so long on one
 thread."""
+
+MIRRORED = "s3:"
+"""How the names of files begin that are on an object store."""
 
 LOOKED_UP_TOGETHER = 500
 """Files whose rows are read from the index together."""
@@ -259,7 +263,7 @@ class MediaIndex:
         def calls() -> Iterator[Call]:
             for key, path in missing.items():
                 info = rows[key]["info"] | {"path": str(path.absolute())}
-                read_seconds = path.stat().st_size / SLOWEST_DISK
+                read_seconds = size_of(path, path.stat()) / SLOWEST_DISK
                 limit = pool.limit + read_seconds + min(until, LONGEST_SCAN)
                 yield "listen", {"info": info, "until": until}, limit
 
@@ -278,7 +282,11 @@ class MediaIndex:
 
         It is text in any case; the name of a file may not be.
         """
-        if self.path is None:
+        mirrored = name_in_mirror(path)
+        if mirrored is not None:
+            # The same on every machine, so that an index may be of another one.
+            name = os.path.join(MIRRORED, mirrored)
+        elif self.path is None:
             name = str(path.absolute())
         else:
             name = files.name_in_cache(self.path.parent, path)
@@ -358,7 +366,7 @@ class MediaIndex:
         """Return what ``_look_up_all`` does of one file, by the rows that it may have."""
         try:
             stat = stat_of(path)
-            stamp = FileStamp(stat.st_size, stat.st_mtime_ns)
+            stamp = FileStamp(size_of(path, stat), stat.st_mtime_ns)
             if row is None or FileStamp(row.size, row.mtime_ns) != stamp:
                 return stamp
             # Nobody opens a file that has not changed, so whether it still opens is asked

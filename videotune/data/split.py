@@ -24,6 +24,7 @@ from videotune.data.file_checks import ClipProblem
 from videotune.data.frame_reader import FrameReader
 from videotune.data.layouts import read_folder
 from videotune.data.media_info import MediaInfo
+from videotune.data.object_files import refuse_object_store
 from videotune.data.probe import VIDEO_SUFFIXES, probe
 from videotune.data.scene_encoding import encode_scene
 from videotune.data.sound_scan import scan_sound
@@ -200,6 +201,8 @@ def _check_settings(
     source: Path, out: Path, min_seconds: float, threshold: float
 ) -> None:
     """Raise VideotuneError if the paths or numbers make no sense."""
+    for path in (source, out):
+        refuse_object_store(path, "scenes are written, and films read, as files: they")
     if not source.exists():
         raise VideotuneError(
             f"{source} does not exist. Give a video or a folder of videos."

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from videotune.data.media_info import MediaInfo
+from videotune.data.object_files import address_in_mirror
 from videotune.data.sound import read_sound
 from videotune.data.workers import Workers
 from videotune.diffusion.regions import cell_shares
@@ -340,7 +341,8 @@ def _clip_name(store: LatentCache, clip: MediaInfo) -> str:
     """Return a file's name in the cache, which any JSON can hold even if its bytes are
     not UTF-8.
     """
-    name = name_in_cache(store.folder, Path(clip.path))
+    mirrored = address_in_mirror(clip.path)
+    name = mirrored or name_in_cache(store.folder, Path(clip.path))
     return os.fsencode(name).decode("utf-8", "replace")
 
 

@@ -25,12 +25,14 @@ from videotune.latent_cache.encode import (
     ProgressFn,
     cut_captions,
     encode_missing,
+    items_by_entry,
     missing_items,
     shard_work,
 )
 from videotune.latent_cache.encoder_failures import TextEncoderFull
 from videotune.latent_cache.fitting import fits_of
 from videotune.latent_cache.keys import CacheKeys
+from videotune.latent_cache.remote_entries import entries_of
 from videotune.latent_cache.store import LatentCache
 from videotune.models.base import DiffusersModel
 from videotune.text import counted, counted_are, duration
@@ -191,7 +193,8 @@ def fill_cache_of_run(
         keep_bytes: how much of the cache stays in memory.
         on_progress: called with the progress of the encoding.
     """
-    store = LatentCache(job.cache, keep_bytes)
+    remote = entries_of(job.config.cache_dir, job.cache)
+    store = LatentCache(job.cache, keep_bytes, remote)
     if dist.size == 1:
         fill_cache(job, family, store, reads, on_progress=on_progress)
         return store
@@ -201,7 +204,7 @@ def fill_cache_of_run(
     if anything_missing:
         is_leader = _encode_shares(job, family, store, reads, todo, dist, on_progress)
         # What the others have written is read from the disk.
-        store = LatentCache(job.cache, keep_bytes)
+        store = LatentCache(job.cache, keep_bytes, remote)
     else:
         is_leader = dist.is_main
 
@@ -327,11 +330,12 @@ def _encode_and_report(
             _print_encoded(store, todo, seconds=time.monotonic() - begun, waited=waited)
 
     # Of several processes, the one that holds the lock prints the notes at the end.
+    keys = CacheKeys.of(family, job.config.seed)
+    store.finish_uploads(items_by_entry(keys, reads) if share is None else ())
     if share is None:
         for note in store.notes:
             echo(f"note: {note}")
         captions = [caption for caption in reads.captions if caption]
-        keys = CacheKeys.of(family, job.config.seed)
         echo_truncated(job, cut_captions(store, keys, captions))
 
 
