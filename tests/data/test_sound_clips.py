@@ -17,7 +17,7 @@ from tests.support.sounds import (
     write_sounding,
     write_sounding_folder,
 )
-from videotune.data.bucketing import buckets
+from videotune.data.buckets import buckets
 from videotune.data.probe import probe
 from videotune.data.remarks import code_of
 from videotune.data.sound import read_sound

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from videotune.config.data_schema import Dataset, VideoConfig
 from videotune.config.schema import Config
-from videotune.data.buckets import Size, SizeChoices, choose_size
 from videotune.data.caption_variants import trained_captions
 from videotune.data.captions import (
     join_lines,
@@ -21,6 +20,7 @@ from videotune.data.captions import (
     split_variants,
 )
 from videotune.data.clip_file import ClipFile, Role, repeats_of
+from videotune.data.clip_sizes import Size, SizeChoices, choose_size
 from videotune.data.companion_files import FOLDER_OF_ROLE
 from videotune.data.companions import ALPHA, Companion, alpha_mask, check_companion
 from videotune.data.content_scan import ContentScan

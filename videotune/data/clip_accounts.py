@@ -6,10 +6,10 @@ A warning asks the user to do something; a note does not.
 from pathlib import Path
 from typing import Any
 
-from videotune.data.buckets import upscale_factor, visible_share
 from videotune.data.candidates import Candidate
 from videotune.data.captions import fill_trigger, lint_caption
 from videotune.data.clip_file import Role
+from videotune.data.clip_sizes import upscale_factor, visible_share
 from videotune.data.content_scan import ContentScan
 from videotune.data.frame_counts import sample_fps
 from videotune.data.frame_sampling import WindowPlacement

@@ -10,9 +10,9 @@ from typing import Any
 from videotune.config.data_schema import Dataset, VideoConfig
 from videotune.config.schema import Config
 from videotune.data.archives import ARCHIVE_SUFFIXES, FileProgressFn, silent
-from videotune.data.buckets import SizeChoices, parse_resolution
 from videotune.data.candidates import Candidate, prepare_candidates
 from videotune.data.clip_file import CLIP_SUFFIXES, ClipFile
+from videotune.data.clip_sizes import SizeChoices, parse_resolution
 from videotune.data.clip_table import map_rows
 from videotune.data.companion_files import CompanionSettings
 from videotune.data.companions import used_companions

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from videotune.data.buckets import padded_box
+from videotune.data.clip_sizes import padded_box
 from videotune.types import Window
 
 
