@@ -45,7 +45,8 @@ from videotune.planner.read_step import read_step_spec
 from videotune.planner.step_spec import StepSpec
 from videotune.trainer.build import DTYPES, weights_of
 from videotune.trainer.expert_pool import arrange_blocks
-from videotune.trainer.step import StepContext, train_step
+from videotune.trainer.step import train_step
+from videotune.trainer.step_context import StepContext
 from videotune.trainer.step_record import Clock
 from videotune.trainer.trainable import attach, make_trainable
 from videotune.types import BasePlace, ClipShape

@@ -74,23 +74,25 @@ class DistributedContext:
 
     rank: int = 0
     size: int = 1
-    hosts: Any = None
-    """The group over which hosts agree, apart from the one that sums on devices."""
-    impatient: Any = None
-    """The same group with SHORT_PATIENCE."""
+    cpu_group: Any = None
+    """Process group for messages of the host, through gloo. Tensors on devices are summed
+    by torch's default group. None: a single process.
+    """
+    cpu_group_impatient: Any = None
+    """The same processes as ``cpu_group``, which wait only for SHORT_PATIENCE."""
     watch: ProcessWatch | None = None
     """Ends this process soon after another one is lost."""
     context_parallel: int = 1
     """How many processes, with neighbouring ranks, share the tokens of a sample."""
-    writers: Any = None
-    """The group over which the threads agree that write a checkpoint, while the
-    processes train.
-    """
+    writer_group: Any = None
+    """Process group of the threads that write a checkpoint while the processes train."""
 
     @property
     def for_writing_thread(self) -> "DistributedContext":
         """The same processes for a thread, whose messages never meet those of steps."""
-        return replace(self, hosts=self.writers, impatient=None, watch=None)
+        return replace(
+            self, cpu_group=self.writer_group, cpu_group_impatient=None, watch=None
+        )
 
     @property
     def is_main(self) -> bool:
@@ -113,7 +115,7 @@ class DistributedContext:
         return self.rank % self.context_parallel
 
     @property
-    def draw_key(self) -> tuple[int, ...]:
+    def context_rank_key(self) -> tuple[int, ...]:
         """What distinguishes this process's draws inside the network from those of others
         that compute other tokens of its samples.
         """
@@ -126,7 +128,7 @@ class DistributedContext:
         if self.size == 1:
             return flags
         raised = torch.tensor([int(flag) for flag in flags])
-        torch_dist.all_reduce(raised, torch_dist.ReduceOp.MAX, group=self.hosts)
+        torch_dist.all_reduce(raised, torch_dist.ReduceOp.MAX, group=self.cpu_group)
         return tuple(bool(flag) for flag in raised.tolist())
 
     def barrier(self) -> None:
@@ -147,7 +149,7 @@ class DistributedContext:
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        torch_dist.all_gather_object(values, value, group=self.hosts)
+        torch_dist.all_gather_object(values, value, group=self.cpu_group)
         return values
 
     def broadcast(self, value: T) -> T:
@@ -180,7 +182,7 @@ class DistributedContext:
         failed: list[Any] = [None] * self.size
         try:
             torch_dist.all_gather_object(
-                failed, error is not None, group=self.impatient
+                failed, error is not None, group=self.cpu_group_impatient
             )
         except RuntimeError as timeout:
             cause = error or timeout
@@ -285,6 +287,11 @@ def portions(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]
         yield portion
 
 
+def _gloo_group(patience: timedelta) -> Any:
+    """Return a process group for messages of the host, which waits so long for others."""
+    return torch_dist.new_group(backend="gloo", timeout=patience)
+
+
 @contextmanager
 def join() -> Iterator[DistributedContext]:
     """Join the launcher's processes for the length of a block."""
@@ -313,11 +320,13 @@ def join() -> Iterator[DistributedContext]:
             timeout=PATIENCE,
         )
         try:
-            hosts = torch_dist.new_group(backend="gloo", timeout=PATIENCE)
-            impatient = torch_dist.new_group(backend="gloo", timeout=SHORT_PATIENCE)
-            writers = torch_dist.new_group(backend="gloo", timeout=PATIENCE)
             yield DistributedContext(
-                rank, size, hosts, impatient, watch, writers=writers
+                rank,
+                size,
+                cpu_group=_gloo_group(PATIENCE),
+                cpu_group_impatient=_gloo_group(SHORT_PATIENCE),
+                watch=watch,
+                writer_group=_gloo_group(PATIENCE),
             )
         finally:
             # Taking leave of processes that are gone may take for ever.

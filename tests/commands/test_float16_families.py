@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.run_processes import Work
 from tests.support.run_results import of_kind, steps_of
-from videotune.runs.step_sums import is_scale_search
+from videotune.runs.step_sums import is_loss_scale_overflow
 
 BASES = [
     ("wan", "t2v-a14b"),
@@ -39,6 +39,6 @@ def test_each_family_trains_and_samples_in_float16(
     losses = [line["loss"] for line in steps_of(run)]
     assert losses == pytest.approx([line["loss"] for line in steps_of(plain)], rel=0.01)
     skipped = [line for line in steps_of(run) if line.get("skipped")]
-    assert all(is_scale_search(line) for line in skipped)
+    assert all(is_loss_scale_overflow(line) for line in skipped)
     assert len(skipped) < 3
     assert of_kind(run, "sample")

@@ -9,7 +9,7 @@ import torch
 from tests.support.trainers import Lab, run_steps, take_steps, trainer_of, weights
 from videotune.errors import VideotuneError
 from videotune.latent_cache.batches import make_step_batch
-from videotune.runs.step_sums import is_scale_search
+from videotune.runs.step_sums import is_loss_scale_overflow
 from videotune.trainer.loop import train_steps
 from videotune.trainer.loss_scale import FIRST_SCALE, LossScale
 from videotune.trainer.optimizer_state import optimizer_state
@@ -92,7 +92,7 @@ def test_a_factor_that_is_too_large_halves_and_nothing_else_changes(lab: Lab) ->
     assert line["loss_scale"] == 2.0**60
     assert scale_of(trainer).factor.item() == 2.0**59
     assert scale_of(trainer).finite_steps.item() == 0
-    assert is_scale_search(line)
+    assert is_loss_scale_overflow(line)
     after = state_of(trainer)
     assert before.keys() == after.keys()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
@@ -127,7 +127,7 @@ def test_the_factor_grows_after_enough_finite_steps(lab: Lab) -> None:
 def test_which_skipped_steps_are_the_scales_own(
     line: dict[str, Any], expected: bool
 ) -> None:
-    assert is_scale_search(line) == expected
+    assert is_loss_scale_overflow(line) == expected
 
 
 @pytest.mark.parametrize(

@@ -761,7 +761,7 @@ def test_auto_compiles_where_the_planned_run_is_long_enough(
             "on a CPU it means off"
         )
         with monkeypatch.context() as patch:
-            patch.setattr(settings, "overlaps", lambda _: True)
+            patch.setattr(settings, "has_streams", lambda _: True)
             patch.setattr(settings, "no_compiler", lambda: None)
             patch.setattr(settings, "requested_card", lambda *_: (card.vram, card))
             patch.setattr(settings, "planned_need", lambda *_: (None, training))
@@ -875,7 +875,7 @@ def test_auto_takes_the_fastest_attention_of_those_that_work(
     monkeypatch.setattr(attention, "_seconds", seconds)
     trainer = trainer_of(lab, {"steps": 300})
     with monkeypatch.context() as patching:
-        patching.setattr(attention, "overlaps", lambda _: True)
+        patching.setattr(attention, "has_streams", lambda _: True)
         attention.choose_attention(trainer, loop.step_context(trainer))
     assert tried == ["native"] * 2 + ["_native_math"] * 2, "flash is not installed"
     assert (

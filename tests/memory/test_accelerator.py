@@ -16,7 +16,12 @@ from videotune.config.optimizers import Optimizer
 from videotune.config.schema import Config
 from videotune.distributed import join
 from videotune.errors import VideotuneError
-from videotune.memory.accelerator import copy_stream, has_bf16, local_device, overlaps
+from videotune.memory.accelerator import (
+    copy_stream,
+    has_bf16,
+    has_streams,
+    local_device,
+)
 from videotune.models.registry import find
 from videotune.planner import fit as fitting
 from videotune.trainer import build
@@ -36,7 +41,7 @@ def accelerator(monkeypatch: Patch, kind: str | None) -> None:
 def test_the_device_is_what_torch_finds(kind: str | None, monkeypatch: Patch) -> None:
     accelerator(monkeypatch, kind)
     assert local_device() == (torch.device(kind, 0) if kind else torch.device("cpu"))
-    assert overlaps(local_device()) == (kind in ("cuda", "xpu"))
+    assert has_streams(local_device()) == (kind in ("cuda", "xpu"))
     if kind in ("mps", None):
         assert copy_stream(local_device()) is None
         assert not has_bf16(local_device())

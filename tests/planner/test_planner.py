@@ -61,7 +61,8 @@ from videotune.planner.step_spec import (
     with_text_encoder,
 )
 from videotune.trainer.build import weights_of
-from videotune.trainer.step import StepContext, train_step
+from videotune.trainer.step import train_step
+from videotune.trainer.step_context import StepContext
 from videotune.trainer.step_record import Clock
 from videotune.types import BasePlace, ClipShape
 

@@ -101,7 +101,7 @@ def test_a_resume_with_more_processes_than_samples_leaves_some_without(
     sharded = job_of(words, 1, "training_method=FINE_TUNE", "sharding=FULL")
     (step,) = simulated_steps(sharded, 3, 1)
     assert [end - begin for begin, end in step.ranges] == [1, 1, 1]
-    assert step.spares == 1
+    assert step.padding_samples == 1
 
 
 def test_machines_read_what_their_processes_train(words: Overrides) -> None:

@@ -110,7 +110,7 @@ def in_save(number: int) -> None:
 
 def in_step(step: int) -> None:
     """In the middle of this step, after its gradients and before its update."""
-    before("trainer.step:clip_grad_norm", lambda: pause("step"), nth(step))
+    before("trainer.gradients:clip_grad_norm", lambda: pause("step"), nth(step))
 
 
 def in_export() -> None:

@@ -26,7 +26,8 @@ from videotune.memory.block_offload import BlockOffload, stream_blocks
 from videotune.trainer.low_precision import MasterWeights
 from videotune.trainer.lr_schedule import LRSchedule
 from videotune.trainer.optimizers import make_optimizer
-from videotune.trainer.step import StepContext, TrainableState, train_step
+from videotune.trainer.step import train_step
+from videotune.trainer.step_context import StepContext, TrainableState
 from videotune.trainer.step_record import Clock
 from videotune.types import Batch, ClipShape, Conditioning
 

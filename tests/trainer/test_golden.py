@@ -31,7 +31,7 @@ from videotune.trainer.expert_pool import ExpertPool
 from videotune.trainer.loop import train_steps
 from videotune.trainer.lr_schedule import LRSchedule
 from videotune.trainer.optimizers import make_optimizer
-from videotune.trainer.step import TrainableState
+from videotune.trainer.step_context import TrainableState
 from videotune.types import Clip, ClipShape, Window
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "wan_tiny_lora.json"

@@ -30,6 +30,7 @@ from videotune.job.overrides import Overrides, resolve_config
 from videotune.latent_cache.sampler import ExpertSchedule
 from videotune.latent_cache.store import LatentCache
 from videotune.memory.context_parallel import process_mesh
+from videotune.memory.sharding import refuse_idle_processes
 from videotune.runs.checkpoint import complete_checkpoints, incomplete_checkpoints, pick
 from videotune.runs.journal import read_journal
 from videotune.runs.run_dir import read_run_config
@@ -401,13 +402,13 @@ def test_a_part_with_other_bytes_is_named_and_one_that_is_missing_makes_a_checkp
     held[-1] ^= 1
     part.write_bytes(held)
     pick(run, STEPS).load(
-        "optimizer", share=(0, 2)
+        "optimizer", verify_share=(0, 2)
     )  # the other process compares the second file
     for share in ((0, 1), (1, 2)):
         with pytest.raises(
             VideotuneError, match=r"optimizer-00002-of-00002\.safetensors is damaged"
         ):
-            pick(run, STEPS).load("optimizer", share=share)
+            pick(run, STEPS).load("optimizer", verify_share=share)
     part.unlink()
     assert "optimizer-00002" in incomplete_checkpoints(run)[STEPS]
     assert [checkpoint.step for checkpoint in complete_checkpoints(run)] == [2]
@@ -421,6 +422,8 @@ KINDS: dict[str, tuple[str, str | None, tuple[str, ...]]] = {
         (FULL, "gradient_checkpointing=ON", "micro_batch_size=1"),
     ),
     "layers": ("wan", None, (FULL, 'transformer.layers=["blocks.0.attn1"]')),
+    # A table of one row, which the second process has none of.
+    "a single row": ("wan", None, (FULL, 'transformer.layers=["^scale_shift_table"]')),
     "stochastic rounding": (
         "wan",
         None,
@@ -540,3 +543,22 @@ def test_blocks_of_a_sharded_network_are_compiled(
         assert ["compile: " in text for text in warnings] == [True] * (run == "failing")
     (end,) = of_kind(tmp_path / "compiled", "end")
     assert end["compiled"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "processes", "is_idle"),
+    [(2, 2, False), (3, 2, False), (5, 4, True), (8, 4, False), (9, 8, True)],
+)
+def test_processes_without_a_row_of_all_that_trains_are_refused(
+    rows: int, processes: int, is_idle: bool
+) -> None:
+    """As torch shares rows out."""
+    chunks = torch.zeros(rows, 3).chunk(processes)
+    assert (len(chunks) < processes) == is_idle
+    shapes = {"blocks.0.bias": (rows,), "blocks.1.bias": (rows, 3)}
+    if is_idle:
+        with pytest.raises(VideotuneError, match=r"transformer\.layers"):
+            refuse_idle_processes(shapes, processes)
+        # One more table that has a row for each.
+        shapes["blocks.2.weight"] = (processes, 3)
+    refuse_idle_processes(shapes, processes)

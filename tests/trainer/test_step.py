@@ -43,7 +43,8 @@ from videotune.trainer.low_precision import (
 from videotune.trainer.lr_schedule import LRSchedule, lr_at
 from videotune.trainer.optimizer_state import optimizer_state
 from videotune.trainer.optimizers import clip_grad_norm, make_optimizer
-from videotune.trainer.step import StepContext, TrainableState, train_step
+from videotune.trainer.step import train_step
+from videotune.trainer.step_context import StepContext, TrainableState
 from videotune.trainer.step_record import (
     FIRST_MSE,
     Clock,

@@ -11,7 +11,12 @@ from pathlib import Path
 from videotune._version import __version__
 from videotune.console import size
 from videotune.files import read_json
-from videotune.memory.accelerator import has_bf16, local_device, needs_float16, overlaps
+from videotune.memory.accelerator import (
+    has_bf16,
+    has_streams,
+    local_device,
+    needs_float16,
+)
 from videotune.presets.shipped import preset_card, preset_names
 from videotune.text import memory_size
 
@@ -66,7 +71,7 @@ def _devices() -> list[list[str]]:
         device = torch.device(kind, index)
         torch.ones(8, device=device).sum().item()
         memory = "in the host's memory"
-        if overlaps(device):
+        if has_streams(device):
             _, total = torch.accelerator.get_memory_info(device)
             memory = f"{module.get_device_name(device)}, {memory_size(total)}"
         note = "bf16"
@@ -88,7 +93,7 @@ def can_train() -> str:
             "(--preset toy) and tiny models in minutes. A real model needs a card of "
             "8 GB or more."
         )
-    if not overlaps(device):
+    if not has_streams(device):
         return (
             f"This machine trains on {device.type}, which shares the host's memory: "
             "small models only, see the table."

@@ -118,10 +118,7 @@ def plan(
     resolved, spec, base = resolve_config(all_overrides, planning=True)
     limit, known_gpu, memory_from = _card_of_plan(all_overrides, vram, card)
     refuse_unused_network(nodes, network)
-    if nodes * (gpus or 1) > 1 and limit is None:
-        raise VideotuneError(
-            "--gpus: the plan does not know their memory. Add --card NAME, or --vram GB"
-        )
+    _refuse_unknown_gpus(nodes * (gpus or 1), limit)
     gpus_a_machine = gpus or resolved.config.context_parallel
     cluster = cluster_of(known_gpu, nodes, gpus_a_machine, network)
     spare = spare_memory(limit or 0, is_free=memory_from == "machine")
@@ -152,6 +149,14 @@ def plan(
         if not has_gpu:
             return _plan_without_gpu(facts, job, result, dtype, limit)
     return PlanResult(facts, job, is_here=has_gpu or limit is None)
+
+
+def _refuse_unknown_gpus(count: int, limit: int | None) -> None:
+    """Raise VideotuneError for several GPUs whose memory is not known."""
+    if count > 1 and limit is None:
+        raise VideotuneError(
+            "--gpus: the plan does not know their memory. Add --card NAME, or --vram GB"
+        )
 
 
 def _free_disk(disk: Mapping[str, int], run: Path) -> dict[str, int]:

@@ -395,7 +395,7 @@ def make_step_batch(
     source: BatchSource,
     step: int,
     rank_and_size: tuple[int, int] = (0, 1),
-    spares: bool = False,
+    pad_empty_share: bool = False,
 ) -> StepBatch:
     """Return what a process trains on in a step.
 
@@ -403,11 +403,13 @@ def make_step_batch(
         source: where batches come from.
         step: the step, counted from 1.
         rank_and_size: this process and the number of processes, see ``share_of``.
-        spares: see ``samples_to_run``.
+        pad_empty_share: see ``samples_to_run``.
     """
     draws = draws_of(source, step)
     windows = [window for window, _ in draws.samples]
-    begin, end, is_spare = samples_to_run(rank_and_size, len(windows), spares=spares)
+    begin, end, is_padding = samples_to_run(
+        rank_and_size, len(windows), pad_empty_share=pad_empty_share
+    )
 
     batch = None
     noise = torch.empty(0)
@@ -428,7 +430,7 @@ def make_step_batch(
         noise=noise,
         prior_samples=tuple(prior_samples),
         sound_t=draws.sound_t,
-        is_spare=is_spare,
+        is_padding=is_padding,
     )
     return prepared.pinned() if source.pin else prepared
 

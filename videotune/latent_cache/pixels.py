@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from videotune.memory.accelerator import overlaps
+from videotune.memory.accelerator import has_streams
 
 
 def to_model(frames: np.ndarray) -> Tensor:
@@ -17,7 +17,7 @@ def pixels_to_model(frames: Tensor, device: torch.device) -> Tensor:
 
     They are copied as bytes and converted on the device, if it has memory of its own.
     """
-    if overlaps(device):
+    if has_streams(device):
         frames = frames.to(device, non_blocking=True)
     # A card multiplies by a number's reciprocal, but divides by a tensor, as the CPU does.
     half_range = torch.full((), 127.5, device=frames.device)

@@ -15,7 +15,7 @@ def stream(
     last: int,
     threads: int,
     rank_and_size: tuple[int, int] = (0, 1),
-    spares: bool = False,
+    pad_empty_share: bool = False,
 ) -> Iterator[StepBatch]:
     """Yield the batches of the steps ``first`` to ``last``.
 
@@ -28,7 +28,7 @@ def stream(
         threads: how many threads read ahead; with 0 the caller's thread reads each
             batch when it is asked for.
         rank_and_size: this process and the number of processes, see ``share_of``.
-        spares: see ``make_step_batch``.
+        pad_empty_share: see ``make_step_batch``.
 
     Yields:
         One batch a step; at most 2 · ``threads`` + 1 are in memory at a time, beside
@@ -37,7 +37,7 @@ def stream(
     steps = range(first, last + 1)
     if threads == 0:
         for step in steps:
-            yield make_step_batch(source, step, rank_and_size, spares)
+            yield make_step_batch(source, step, rank_and_size, pad_empty_share)
         return
 
     pool = pool_without_openmp(threads)
@@ -45,7 +45,9 @@ def stream(
     try:
         for step in steps:
             pending.append(
-                pool.submit(make_step_batch, source, step, rank_and_size, spares)
+                pool.submit(
+                    make_step_batch, source, step, rank_and_size, pad_empty_share
+                )
             )
             if len(pending) > 2 * threads:
                 yield pending.popleft().result()

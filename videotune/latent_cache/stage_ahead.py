@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from videotune.latent_cache.thread_pool import pool_without_openmp
-from videotune.memory.accelerator import overlaps
+from videotune.memory.accelerator import has_streams
 from videotune.types import FrameSample
 
 
@@ -61,4 +61,4 @@ def _stage_next(
         return None
     sample, array, _ = item
     frames = torch.from_numpy(array)
-    return sample, frames.pin_memory() if overlaps(device) else frames
+    return sample, frames.pin_memory() if has_streams(device) else frames

@@ -50,7 +50,7 @@ class StepBatch:
     """Numbers of the step's samples whose target is the base model's own prediction."""
     sound_t: Tensor | None = None
     """Noise levels (B,) of the sound, if both are learnt."""
-    is_spare: bool = False
+    is_padding: bool = False
     """Whether ``batch`` is another process's sample that adds nothing, because all must
     run the network together.
     """
@@ -113,23 +113,23 @@ def share_of(rank_and_size: tuple[int, int], samples: int) -> tuple[int, int]:
 
 
 def samples_to_run(
-    rank_and_size: tuple[int, int], samples: int, *, spares: bool
+    rank_and_size: tuple[int, int], samples: int, *, pad_empty_share: bool
 ) -> tuple[int, int, bool]:
     """Return the samples, begin and end, that a process runs the network on, and whether
-    they are a spare: another process's sample, which adds nothing.
+    that is padding: another process's sample, which adds nothing.
 
     Args:
         rank_and_size: see ``share_of``.
         samples: of the step.
-        spares: give a process without a sample another one's, so that all run the
+        pad_empty_share: give a process without a sample another one's, so that all run the
             network together.
     """
     begin, end = share_of(rank_and_size, samples)
-    is_spare = spares and begin == end
-    if is_spare:
+    is_padding = pad_empty_share and begin == end
+    if is_padding:
         begin = min(begin, samples - 1)
         end = begin + 1
-    return begin, end, is_spare
+    return begin, end, is_padding
 
 
 def draw_noise(

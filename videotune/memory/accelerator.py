@@ -23,7 +23,7 @@ def local_device() -> torch.device:
     return torch.device(accelerator.type, int(os.environ.get("LOCAL_RANK", 0)))
 
 
-def overlaps(device: torch.device) -> bool:
+def has_streams(device: torch.device) -> bool:
     """Return whether a device has its own memory and streams, so that it copies while it
     computes (``OVERLAPPING``).
     """
@@ -32,7 +32,7 @@ def overlaps(device: torch.device) -> bool:
 
 def copy_stream(device: torch.device) -> torch.Stream | None:
     """Return a new stream for copies, or None if the device has no streams."""
-    return torch.Stream(device) if overlaps(device) else None
+    return torch.Stream(device) if has_streams(device) else None
 
 
 def has_bf16(device: torch.device) -> bool:
@@ -40,7 +40,7 @@ def has_bf16(device: torch.device) -> bool:
 
     GPUs before Ampere emulate it, and a CPU is twelve times slower with it.
     """
-    if not overlaps(device):
+    if not has_streams(device):
         return False
     with torch.accelerator.device_index(device.index):
         device_module = torch.get_device_module(device)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from videotune.errors import VideotuneError
-from videotune.memory.accelerator import overlaps
+from videotune.memory.accelerator import has_streams
 from videotune.memory.activation_offload import ActivationOffload
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF
 from videotune.memory.device_buffers import DeviceBuffers
@@ -165,7 +165,7 @@ def stream_blocks(
         movable = _movable_tensors(net, resident)
         block_tensors = [_streamable(*blocks[i], movable) for i in streamed_blocks]
         if host_weights is None:
-            host_weights = HostWeights(block_tensors, overlaps(device), echo)
+            host_weights = HostWeights(block_tensors, has_streams(device), echo)
             count = f"{len(streamed_blocks)} of {len(blocks)} blocks"
             refuse_if_short(
                 host_weights.size, f"layer_offload_fraction: {count} on the host"

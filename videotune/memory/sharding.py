@@ -7,7 +7,7 @@ rows, so that optimizers, averages and checkpoints work as without sharding.
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from videotune.errors import VideotuneError
 from videotune.lazy import fsdp
 
 
@@ -63,13 +64,18 @@ class Shards:
 
         Each block in turn moves to the device and is sharded there, so that no device
         holds the full network. Parameters of another dtype than most of the network
-        stay unsharded, because the gradients of a group must share a dtype.
+        stay unsharded, because the gradients of a group must share a dtype; so do those
+        with fewer rows than processes.
 
         Args:
             net: the network on the CPU, preferably memory-mapped from its files.
             paths: module paths of the lists of blocks.
             mesh: the processes.
             unsharded: parameters that every process keeps in full (an adapter's).
+
+        Raises:
+            VideotuneError: if everything that trains is sharded, and some process has no
+                row of it.
         """
         # FSDP2 warns about in-place writes to its outputs; nothing here writes to them.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
@@ -80,6 +86,9 @@ class Shards:
             for name, parameter in net.named_parameters()
             if parameter.requires_grad and parameter not in ignored
         }
+
+        if shapes and not any(p.requires_grad for p in ignored):
+            refuse_idle_processes(shapes, mesh.size())
 
         modules: list[nn.Module] = []
         for path in paths:
@@ -99,8 +108,7 @@ class Shards:
     def _bind_local(self, name: str, shape: tuple[int, ...], mesh: DeviceMesh) -> None:
         """Make a local parameter share memory with its rows in the bound network."""
         rows: Tensor = self._sharded[name].to_local()
-        rows_per_process = -(-shape[0] // mesh.size())  # as in torch.chunk
-        first = min(rows_per_process * mesh.get_local_rank(), shape[0])
+        first = _first_row(shape[0], mesh.get_local_rank(), mesh.size())
         self.rows[name] = Shard(full_shape=shape, first=first, count=rows.shape[0])
         if rows.shape[0] == 0:
             return
@@ -160,7 +168,8 @@ def _move_unsharded(
 ) -> set[nn.Parameter]:
     """Move buffers and unsharded parameters to the device; return the parameters."""
     device = _device_of(mesh)
-    ignored_ids = {id(parameter) for parameter in unsharded} | _unshardable(net)
+    ignored_ids = {id(parameter) for parameter in unsharded}
+    ignored_ids |= _unshardable(net, mesh.size())
     ignored = {
         parameter for parameter in net.parameters() if id(parameter) in ignored_ids
     }
@@ -189,8 +198,31 @@ def _shard_modules(
         sharded.set_force_sum_reduction_for_comms(True)
 
 
-def _unshardable(net: nn.Module) -> set[int]:
-    """Return the ids of the parameters of a rarer dtype or without rows."""
+def _first_row(rows: int, rank: int, processes: int) -> int:
+    """Return the first row of a process, or ``rows`` if it has none, as torch.chunk does."""
+    rows_per_process = -(-rows // processes)
+    return min(rows_per_process * rank, rows)
+
+
+def refuse_idle_processes(
+    shapes: Mapping[str, tuple[int, ...]], processes: int
+) -> None:
+    """Raise VideotuneError if the last process has no row of anything that trains.
+
+    Rows are dealt out from the first process on, so that the last one has the fewest.
+    """
+    last = processes - 1
+    if all(
+        _first_row(shape[0], last, processes) == shape[0] for shape in shapes.values()
+    ):
+        raise VideotuneError(
+            f"sharding: of what transformer.layers names, the last of {processes} processes would have no row to "
+            "train. Set sharding to OFF, or name more layers"
+        )
+
+
+def _unshardable(net: nn.Module, processes: int) -> set[int]:
+    """Return the ids of the parameters of a rarer dtype or with fewer rows than processes."""
     count: Counter[torch.dtype] = Counter()
     for parameter in net.parameters():
         count[parameter.dtype] += parameter.numel()
@@ -198,7 +230,9 @@ def _unshardable(net: nn.Module) -> set[int]:
     return {
         id(parameter)
         for parameter in net.parameters()
-        if parameter.dtype != most_common or parameter.ndim == 0
+        if parameter.dtype != most_common
+        or parameter.ndim == 0
+        or parameter.shape[0] < processes
     }
 
 

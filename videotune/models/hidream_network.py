@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from videotune.lazy import torch
-from videotune.memory.accelerator import overlaps
+from videotune.memory.accelerator import has_streams
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -83,7 +83,7 @@ def _routed(moe: Any, states: Tensor, upper_bound: bool) -> Tensor:
     all_ids = torch.arange(len(moe.experts), device=states.device)
     counts = (expert_ids.view(-1, 1) == all_ids).sum(0)
     copied = None
-    if overlaps(states.device) and not upper_bound:
+    if has_streams(states.device) and not upper_bound:
         counts, copied = to_host(counts)
     shared = moe.shared_experts(states)
 

@@ -15,7 +15,7 @@ import torch
 from videotune.config.schema import Config
 from videotune.config.validators import cannot_wait
 from videotune.job.job import Job
-from videotune.memory.accelerator import local_device, overlaps
+from videotune.memory.accelerator import has_streams, local_device
 from videotune.memory.block_offload import spread
 from videotune.memory.checkpointing import ON
 from videotune.memory.quantization import bytes_a_number
@@ -135,7 +135,7 @@ def requested_card(
         return card.vram, card
 
     device = local_device()
-    if not overlaps(device):
+    if not has_streams(device):
         return None, None
     # other programs, such as a desktop, may hold some of the memory
     free, total = torch.accelerator.get_memory_info(device)

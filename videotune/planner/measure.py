@@ -32,7 +32,8 @@ from videotune.models.base import DiffusersModel
 from videotune.models.pipelines import in_tiles
 from videotune.planner.ledger import FIRST, KEPT, PIECE, CountsByPart, Ledger, Reading
 from videotune.trainer import build, optimizers
-from videotune.trainer.step import StepContext, TrainableState, train_step
+from videotune.trainer.step import train_step
+from videotune.trainer.step_context import StepContext, TrainableState
 from videotune.trainer.step_record import Clock
 from videotune.trainer.text_encoders import text_size
 from videotune.trainer.trainable import attach, make_trainable

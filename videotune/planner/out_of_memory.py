@@ -3,7 +3,7 @@
 from videotune.config import fields, schema, validators
 from videotune.config.optimizers import updates_apart
 from videotune.errors import DoesNotFit
-from videotune.memory.accelerator import overlaps
+from videotune.memory.accelerator import has_streams
 from videotune.trainer.saving import rescue_message, save_what_is_good
 from videotune.trainer.step import OutOfMemory
 from videotune.trainer.trainer import Trainer
@@ -74,7 +74,7 @@ def device_full_message(trainer: Trainer, error: OutOfMemory, rescue: str) -> st
 
 
 def _on_gpu(trainer: Trainer) -> bool:
-    return overlaps(trainer.device)
+    return has_streams(trainer.device)
 
 
 def same_result_settings(config: schema.Config, gpu: bool) -> list[tuple[str, str]]:

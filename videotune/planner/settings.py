@@ -15,7 +15,7 @@ from videotune.config.validators import cannot_compile
 from videotune.console import echo
 from videotune.errors import DoesNotFit
 from videotune.job.job import Job
-from videotune.memory.accelerator import local_device, overlaps
+from videotune.memory.accelerator import has_streams, local_device
 from videotune.memory.checkpointing import OFF
 from videotune.memory.compiling import no_compiler
 from videotune.planner import memory
@@ -53,7 +53,7 @@ def fit_settings(job: Job) -> Job:
     is_open = any(getattr(job.config, key) is None for key in MEMORY_KEYS)
     if job.base is None or not is_open:
         return job
-    if not overlaps(local_device()):
+    if not has_streams(local_device()):
         return _with_chosen(job, _plainest(job, host_checkpointing(job)))
     vram, card = requested_card(None, None)
     if surely_fits(job, vram or 0):
@@ -129,7 +129,7 @@ def decide_compile(job: Job) -> Job:
     It becomes true if the run saves more time than compiling takes. Each kind of block
     needs a graph for the first bucket, and one for the shapes of all others.
     """
-    if job.config.compile != "auto" or not overlaps(local_device()):
+    if job.config.compile != "auto" or not has_streams(local_device()):
         return job
 
     compiles = False

@@ -40,7 +40,7 @@ class SimulatedStep:
     window_ids: tuple[str, ...]
     ranges: tuple[tuple[int, int], ...]
     """Samples, begin and end, that each group of processes runs the network on."""
-    spares: int
+    padding_samples: int
     """Groups without a sample of their own: they run another group's, which counts once."""
 
     def of_rank(self, rank: int, context_parallel: int) -> tuple[str, ...]:
@@ -67,7 +67,7 @@ def simulated_steps(job: Job, groups: int, last: int) -> Iterator[SimulatedStep]
         groups: of processes that share the samples of a step.
         last: the last step.
     """
-    has_spares = job.config.sharding == "FULL" and groups > 1
+    pads = job.config.sharding == "FULL" and groups > 1
     parts_by_count: dict[int, list[tuple[int, int, bool]]] = {}
     ids_by_bucket: dict[int, list[str]] = {}
     for step in range(1, last + 1):
@@ -75,7 +75,7 @@ def simulated_steps(job: Job, groups: int, last: int) -> Iterator[SimulatedStep]
         count = len(indices)
         if count not in parts_by_count:
             parts_by_count[count] = [
-                samples_to_run((group, groups), count, spares=has_spares)
+                samples_to_run((group, groups), count, pad_empty_share=pads)
                 for group in range(groups)
             ]
         parts = parts_by_count[count]
@@ -87,7 +87,7 @@ def simulated_steps(job: Job, groups: int, last: int) -> Iterator[SimulatedStep]
             bucket=bucket,
             window_ids=tuple(ids[position] for position, _ in indices),
             ranges=tuple((begin, end) for begin, end, _ in parts),
-            spares=sum(is_spare for _, _, is_spare in parts),
+            padding_samples=sum(is_padding for _, _, is_padding in parts),
         )
 
 
@@ -146,7 +146,7 @@ class _Work:
         self._steps_by_bucket: dict[int, list[SimulatedStep]] = {}
         self._most_over_mean = 1.0
         self._idle = 0
-        self._spares = 0
+        self._padding_samples = 0
         self.seconds: list[float] = []
         """Of each step; empty without a card."""
 
@@ -157,7 +157,7 @@ class _Work:
         mean = len(step.window_ids) / self._groups
         self._most_over_mean = max(self._most_over_mean, max(counts) / mean)
         self._idle += counts.count(0)
-        self._spares += step.spares
+        self._padding_samples += step.padding_samples
         if self._seconds_by_bucket is not None:
             self.seconds.append(self._seconds_by_bucket[step.bucket])
 
@@ -183,7 +183,7 @@ class _Work:
         slowest = None
         if self.seconds:
             slowest = round(max(self.seconds) / fmean(self.seconds), 3)
-        without_sample = (self._idle + self._spares) / (count * self._groups)
+        without_sample = (self._idle + self._padding_samples) / (count * self._groups)
         return {
             "buckets": rows,
             "most_over_mean_of_ranks": round(self._most_over_mean, 3),

@@ -86,7 +86,7 @@ class Checkpoint:
         self,
         part: str,
         rows: Mapping[str, Shard] | None = None,
-        share: tuple[int, int] = (0, 1),
+        verify_share: tuple[int, int] = (0, 1),
     ) -> dict[str, Tensor]:
         """Load the tensors of a part, whether one process wrote them or each its rows,
         and compare hashes.
@@ -95,14 +95,14 @@ class Checkpoint:
             part: "weights", "optimizer" or "ema".
             rows: what this process has of sharded parameters, by name. Only those rows
                 are returned.
-            share: (i, n): of n processes that load it, each compares every n-th file.
+            verify_share: (i, n): of n processes that load it, each compares every n-th file.
 
         Raises:
             VideotuneError: if a file is missing or damaged.
         """
         name = f"{part}.safetensors"
         try:
-            self.verify(part, share)
+            self.verify(part, verify_share)
             if (self.folder / name).is_file():
                 return cut(safetensors_torch.load_file(self.folder / name), rows or {})
             return merge_shards(self.folder, part, rows or {})
@@ -150,8 +150,9 @@ def shard_of(
 ) -> Shard | None:
     """Return a process's rows of a tensor, or None if the tensor is not sharded.
 
-    A number that an optimizer keeps of a whole parameter is not sharded, but only
-    processes with a row have it: for the others it is a shard without rows.
+    What an optimizer keeps of a whole parameter, such as the number of its steps, is not
+    sharded. Processes without a row of the parameter do not have it: a shard without rows
+    is returned for them.
 
     Args:
         name: of a parameter, or ``{parameter}.{key}`` for what an optimizer keeps of

@@ -128,7 +128,7 @@ class Steps:
             self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
         if line.get("skipped"):
             self.skipped[step] = tuple(window_ids)
-        if is_scale_search(line):
+        if is_loss_scale_overflow(line):
             self.scale_searches.add(step)
 
         _append(self.norms, step, line["grad_norm"])
@@ -149,7 +149,7 @@ class Steps:
         return all(clip_of(window_id) in self.aside for window_id in window_ids)
 
 
-def is_scale_search(line: Mapping[str, Any]) -> bool:
+def is_loss_scale_overflow(line: Mapping[str, Any]) -> bool:
     """Return whether a step was skipped only because float16's loss scale was too large.
 
     Its loss was finite, and the scale can still fall. Such a step says nothing against

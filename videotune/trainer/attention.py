@@ -6,9 +6,10 @@ import torch
 
 from videotune.console import echo
 from videotune.latent_cache.batches import make_step_batch
-from videotune.memory.accelerator import local_device, overlaps
+from videotune.memory.accelerator import has_streams, local_device
 from videotune.memory.attention import set_attention, switchable
-from videotune.trainer.step import StepContext, accumulate_gradients
+from videotune.trainer.step import accumulate_gradients
+from videotune.trainer.step_context import StepContext
 from videotune.trainer.step_record import Clock, empty_values
 from videotune.trainer.trainer import Trainer
 
@@ -61,7 +62,7 @@ def _can_measure(trainer: Trainer) -> bool:
     steps_left = trainer.job.steps - trainer.first_step + 1
     if config.attention != "auto" or steps_left < MIN_STEPS:
         return False
-    if not overlaps(local_device()) or not switchable(trainer.net):
+    if not has_streams(local_device()) or not switchable(trainer.net):
         return False
 
     # All processes need the same backend, and with updates during backward a

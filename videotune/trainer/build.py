@@ -32,9 +32,9 @@ from videotune.latent_cache.store import LatentCache
 from videotune.memory import eight_bit_matmul
 from videotune.memory.accelerator import (
     has_bf16,
+    has_streams,
     local_device,
     needs_float16,
-    overlaps,
 )
 from videotune.model_spec import ModelSpec
 from videotune.models.base import DiffusersModel
@@ -233,7 +233,7 @@ def make_source(
         read_mask=read_mask,
         encode_condition=encode_condition,
         expert_schedule=expert_schedule,
-        pin=overlaps(local_device()),
+        pin=has_streams(local_device()),
     )
     # Computed now rather than in the first step.
     _ = source.latents_keys, source.text_keys

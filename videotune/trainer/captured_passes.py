@@ -211,7 +211,7 @@ def _key(inputs: PassInputs) -> str:
     def describe(x: Tensor) -> Tensor:
         return x.to("meta")
 
-    # Names of samples, and which of them the base model teaches, make no other kernels.
+    # Names of samples, and which of them the base model teaches, do not change the kernels.
     batch = replace(inputs.batch, captions=(), window_ids=(), prior_preservation=())
     return repr(replace(inputs, batch=batch).map(describe))
 

@@ -31,7 +31,7 @@ from videotune.memory.sharding import Shards
 from videotune.model_spec import ModelSpec
 from videotune.models.base import DiffusersModel
 from videotune.trainer.captured_passes import CapturedPasses
-from videotune.trainer.step import TrainableState
+from videotune.trainer.step_context import TrainableState
 from videotune.trainer.text_encoders import attach_text
 from videotune.trainer.trainable import attach, make_trainable
 
@@ -396,8 +396,7 @@ def arrange_blocks(
     report: bool,
     compiled: CompiledBlocks | None = None,
 ) -> BlockOffload | None:
-    """Set up what the blocks keep on the device: everything, only their inputs, or not
-    even their weights.
+    """Set up gradient checkpointing, offloading and compilation of the blocks.
 
     Args:
         net: the denoiser.

@@ -21,7 +21,7 @@ from videotune.job.experts import of_expert, prefix
 from videotune.models.base import DiffusersModel
 from videotune.runs.checkpoint import MARKER, Checkpoint, cut, read_checkpoint
 from videotune.trainer.expert_pool import ExpertPool
-from videotune.trainer.step import TrainableState
+from videotune.trainer.step_context import TrainableState
 from videotune.trainer.text_encoders import ROWS
 
 LoadedAdapter = tuple[Mapping[str, Mapping[str, Tensor]], Mapping[str, float]]

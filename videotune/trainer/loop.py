@@ -15,7 +15,7 @@ from videotune.diffusion.loss import BaseGuidance
 from videotune.errors import VideotuneError
 from videotune.latent_cache.read_ahead import stream
 from videotune.latent_cache.step_batch import StepBatch
-from videotune.memory.accelerator import overlaps
+from videotune.memory.accelerator import has_streams
 from videotune.process_watch import ProcessLost, is_lost_connection, lost_message
 from videotune.runs.run_dir import poll_control
 from videotune.trainer.attention import choose_attention
@@ -29,7 +29,8 @@ from videotune.trainer.saving import (
     settle_pending_save,
     wait_for_writer,
 )
-from videotune.trainer.step import OutOfMemory, StepContext, train_step
+from videotune.trainer.step import OutOfMemory, train_step
+from videotune.trainer.step_context import StepContext
 from videotune.trainer.step_record import Clock, StepRecord
 from videotune.trainer.trainer import Trainer
 
@@ -141,7 +142,8 @@ def _train_to_the_end(trainer: Trainer, journal: DelayedJournal) -> str:
         if ran_more_than_saving and not is_last:
             ended_by = _ended_by_callback(trainer)
             if ended_by is not None:
-                # It does nothing if this step has been saved already; a backup becomes a save.
+                # Does nothing if this step has a kept checkpoint; one that is only a
+                # backup is kept from now on.
                 save(trainer, step)
                 finish_pending_save(trainer)
                 return ended_by
@@ -193,11 +195,11 @@ def _agree_on_requests(
 
 
 def _needs_its_record(trainer: Trainer, step: int) -> bool:
-    """Whether a step's record is written now, though nobody is due to read it: that of
-    the first step, and those after ``MAX_SKIPPED_STEPS - 1`` skipped ones.
+    """Whether a step's record must be written now although no callback is due: that of
+    the first step, and of one that may be the last of ``MAX_SKIPPED_STEPS`` skipped ones.
     """
     is_first = step == trainer.first_step  # a sign of life is worth one wait
-    # The count lacks this step, whose record is not written yet.
+    # Only written records are counted, so this step is not.
     may_fail = trainer.skipped_in_a_row >= MAX_SKIPPED_STEPS - 1
     return is_first or may_fail
 
@@ -275,11 +277,11 @@ def train_steps(trainer: Trainer) -> Iterator[StepRecord]:
         batch = next(step_batches, None)
         if batch is None:
             return
-        clock.mark("data")
+        clock.end_phase("data")
 
         active = pool.activate(batch.step)
         if active.trainable.expert and active.trainable.expert != previous_expert:
-            clock.mark("experts")  # it may have had to be loaded
+            clock.end_phase("experts")  # it may have had to be loaded
             previous_expert = active.trainable.expert
 
         # A callback may have called eval(); train() walks every module, so only then.
@@ -301,7 +303,7 @@ def track_peak_memory(device: torch.device, peaks: dict[str, int]) -> Iterator[N
     """Raise ``peaks`` to the bytes that the device holds at most within the block, by
     torch's names.
     """
-    if not overlaps(device):
+    if not has_streams(device):
         yield
         return
 
@@ -353,7 +355,9 @@ def new_graph_cache(trainer: Trainer) -> CapturedPasses | None:
 
 
 def base_guidance(trainer: Trainer) -> BaseGuidance | None:
-    """Return the guidance of the base model that targets keep, or None."""
+    """Return the scale of ``distilled_guidance``, by which targets keep the guidance that
+    was distilled into the base model. None: targets are v of the data.
+    """
     scale = trainer.job.config.distilled_guidance
     if scale is None:
         return None
@@ -370,7 +374,8 @@ def remaining_batches(trainer: Trainer) -> Iterator[StepBatch]:
             last=trainer.job.steps,
             threads=trainer.job.config.dataloader_threads,
             rank_and_size=(trainer.dist.data_rank, trainer.dist.data_size),
-            spares=trainer.weights_sharded,
+            # All processes gather sharded weights together, also those without a sample.
+            pad_empty_share=trainer.weights_sharded,
         )
     except (VideotuneError, OSError) as error:
         raise NoBatch(str(error)) from error

@@ -76,7 +76,7 @@ def stochastic_round(x: Tensor, seed: int, *name: str | int) -> Tensor:
     The mean is x, and what bf16 can hold exactly stays.
 
     A number below 2^16 is added to the bits of each float32, and their lower half is
-    cut off. On one kind of device the draw belongs to (seed, name).
+    cut off. (seed, name) decide the draw; another kind of device draws other numbers.
     """
     generator = torch.Generator(x.device).manual_seed(
         torch_seed(seed, "rounding", *name)

@@ -54,7 +54,7 @@ def micro_batches(step_batch: StepBatch, size: int) -> list[MicroBatch]:
                 t=step_batch.t[first_sample:end],
                 noise=step_batch.noise[noise_rows],
                 first_sample=first_sample,
-                is_padding=step_batch.is_spare,
+                is_padding=step_batch.is_padding,
                 needs_base_prediction=any(batch.prior_preservation),
             )
         )

@@ -12,16 +12,16 @@ from videotune.adapters.layers import Parameters
 from videotune.trainer.optimizers import AnyOptimizer, ClassOptimizers, parts_of
 
 GROUP = "@"
-"""Prefix of the last part of a saved name if the value belongs to a parameter group,
-which its first parameter names.
+"""Marks the key of a value that belongs to a parameter group, as in ``blocks.0.w.@d~``:
+the group's ``d``, under the name of its first parameter.
 """
 
 SHARED = "@@"
-"""The same of a value of the state that belongs to no parameter."""
+"""Marks the key of a value of the state that belongs to no parameter, as in ``.@@step#``."""
 
 NESTED = "%"
-"""Ends the name of a nested value: of its description, and with a number of each of its
-tensors.
+"""Ends the key of a list, dict or text: ``w.history%`` has its description in JSON, and
+``w.history%0``, ``w.history%1`` … its tensors.
 """
 
 COUNTED = frozenset(
@@ -47,11 +47,15 @@ def optimizer_state(optimizer: AnyOptimizer, names: Parameters) -> dict[str, Ten
     """Return the optimizer's state as flat tensors ``{parameter}.{key}``.
 
     An int becomes ``{key}#``, int64, a float ``{key}~``, float64, and a bool ``{key}?``.
-    Of a group's own numbers those that updates change (``COUNTED``) are kept as ``{its
-    first parameter}.@{key}``; of an optimizer that a config names by its class all of
-    them, and what it keeps for no parameter as ``.@@{key}``. Lists, dicts and texts of
-    such an optimizer become ``{key}%``, with their tensors beside. Raises ValueError
-    for any other type.
+    Numbers of a parameter group that updates change (``COUNTED``) are kept under the name
+    of its first parameter, as ``{parameter}.@{key}``.
+
+    An optimizer that a config names by its class has all numbers of its groups kept, what
+    it keeps for no parameter as ``.@@{key}``, and lists, dicts and texts as ``{key}%``
+    with their tensors.
+
+    Raises:
+        ValueError: if a value has any other type.
     """
     states: dict[int, dict[str, Any]] = {}
     for part in parts_of(optimizer):

@@ -112,7 +112,7 @@ def step_if_finite(optimizer: AnyOptimizer, grads_finite: Tensor) -> None:
     """
     unfused = []
     for part in parts_of(optimizer):
-        is_fused = _reads_flag(part) and grads_finite.device.type != "mps"
+        is_fused = _skips_on_device(part) and grads_finite.device.type != "mps"
         if is_fused and _is_on(grads_finite.device, part):
             part.found_inf = (~grads_finite).float()  # type: ignore[attr-defined]
             part.step()
@@ -124,9 +124,9 @@ def step_if_finite(optimizer: AnyOptimizer, grads_finite: Tensor) -> None:
             part.step()
 
 
-def _reads_flag(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether an optimizer's kernel reads on the device that a step is not
-    taken.
+def _skips_on_device(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether an optimizer's kernel reads ``found_inf`` on the device and skips the
+    step by itself.
     """
     is_fused = bool(optimizer.defaults.get("fused"))
     return is_fused and getattr(optimizer, "_step_supports_amp_scaling", False)
@@ -162,16 +162,17 @@ def clip_grad_norm(
         if not is_too_long:
             return norm
 
-    beside_norm = [parameter for parameter in parameters if parameter.device == device]
-    nn.utils.clip_grads_with_norm_(beside_norm, max_norm, norm)
-    # The norm is on the host if parameters are on several devices. A norm on the host
-    # that is short enough has returned above, so the factor is below 1.
-    elsewhere = []
+    with_norm = [parameter for parameter in parameters if parameter.device == device]
+    nn.utils.clip_grads_with_norm_(with_norm, max_norm, norm)
+
+    # If parameters are on several devices, the norm is on the host.
+    on_other_devices = []
     for parameter in parameters:
         if parameter.grad is not None and parameter.device != device:
-            elsewhere.append(parameter.grad)
-    if elsewhere:
-        torch._foreach_mul_(elsewhere, (max_norm / (norm + 1e-6)).item())
+            on_other_devices.append(parameter.grad)
+    if on_other_devices:
+        # Here norm > max_norm: a shorter one on the host has returned above.
+        torch._foreach_mul_(on_other_devices, (max_norm / (norm + 1e-6)).item())
     return norm
 
 

@@ -15,7 +15,7 @@ from videotune.job.job import Job
 from videotune.latent_cache.sampler import bucket_of, bucket_steps_until
 from videotune.memory.compiling import compiled_graphs
 from videotune.runs.run_dir import read_run_config, versions
-from videotune.runs.step_sums import is_scale_search
+from videotune.runs.step_sums import is_loss_scale_overflow
 from videotune.runs.trackers import TrackedRun, Trackers, without_paths
 from videotune.text import counted, counted_are
 from videotune.trainer.expert_pool import shares
@@ -248,7 +248,7 @@ def write_step(trainer: Trainer, record: StepRecord, progress: Any) -> None:
     """
     line = record.read() | {"captions": caption_numbers(trainer, record)}
     trainer.journal.write(line)
-    if is_scale_search(line):
+    if is_loss_scale_overflow(line):
         _warn_of_loss_scale(trainer, line)
     elif line.get("skipped"):
         trainer.skipped_in_a_row += 1
@@ -366,6 +366,7 @@ def seconds_left(trainer: Trainer, step: int) -> float | None:
         return None
     for callback in trainer.callbacks:
         took = throughput.took.get(callback, 0.0)
+        # Those of this step are still to run.
         seconds += callback.seconds_left(trainer, step - 1, took)
     return seconds
 

@@ -17,7 +17,7 @@ import torch
 
 from videotune.distributed import DistributedContext
 from videotune.latent_cache.step_batch import share_of
-from videotune.memory.accelerator import overlaps
+from videotune.memory.accelerator import has_streams
 from videotune.runs.rank_figures import (
     RankFigures,
     find_stragglers,
@@ -101,8 +101,8 @@ class RankMeter:
     def figures(self) -> RankFigures | None:
         """Return what was measured so far; None before the second step.
 
-        A thread calls it, whose end the other processes would take for that of this one.
-        So it reads nothing that could fail.
+        It is called in the thread that sends signs of life, and reads nothing that could
+        fail: if that thread ended, the others would think that this process is dead.
         """
         steps = self._steps
         if not steps:
@@ -128,7 +128,7 @@ class RankMeter:
 
     def _memory(self) -> int:
         """Return the bytes that this process holds on its device, or of the host."""
-        if overlaps(self._device):
+        if has_streams(self._device):
             return int(torch.accelerator.memory_reserved(self._device))
         memory = int(psutil.Process().memory_info().rss)
         self._peak = max(self._peak, memory)  # between two steps, as far as it was seen

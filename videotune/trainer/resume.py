@@ -246,11 +246,12 @@ def with_overrides(
     asked_at_start = {
         key: value for key, value in run_config.get("asked", {}).items() if key in user
     }
-    as_at_start = resolve(
-        own_keys, merge({**old_settings, **asked_at_start}, preset), spec
+    base_settings = merge({**old_settings, **asked_at_start}, preset)
+    asked_now = resolve(own_keys, base_settings, spec).to_json()["settings"]
+    asks_the_same = all(
+        asked_now[key] == value for key, value in asked_at_start.items()
     )
-    asked_now = as_at_start.to_json()["settings"]
-    if all(asked_now[key] == value for key, value in asked_at_start.items()):
+    if asks_the_same:
         settings |= {key: old_settings[key] for key in asked_at_start}
 
     resolved = resolve(settings, {}, spec)
@@ -432,11 +433,13 @@ def restore_state(trainer: Trainer, checkpoint: Checkpoint) -> None:
     """
     folder = str(checkpoint.folder)
     rows = trainer.shard_rows
-    share = (trainer.dist.rank, trainer.dist.size)
-    weights = checkpoint.load("weights", rows, share)
-    optimizer_tensors = checkpoint.load("optimizer", rows, share)
+    verify_share = (trainer.dist.rank, trainer.dist.size)
+    weights = checkpoint.load("weights", rows, verify_share)
+    optimizer_tensors = checkpoint.load("optimizer", rows, verify_share)
     without_state = checkpoint.state().get("without_state", ())
-    averages = checkpoint.load("ema", rows, share) if checkpoint.has_ema else weights
+    averages = weights
+    if checkpoint.has_ema:
+        averages = checkpoint.load("ema", rows, verify_share)
 
     try:
         for expert, trainable in trainer.pool.trainables.items():
@@ -477,7 +480,8 @@ def _write_changed_config(trainer: Trainer) -> None:
     old: Mapping[str, Any] = run_dir.read_run_config(run)
     step = trainer.first_step - 1
 
-    # What is kept of this step already is true, for nothing after it stayed.
+    # If facts until this step are kept already, an earlier resume from the same step wrote
+    # them; they are true, and those of the run folder are not of this step.
     if step not in changed_after(run, step - 1):
         # the config last: it says that all three are there
         for name in reversed(FACTS):

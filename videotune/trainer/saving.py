@@ -20,7 +20,7 @@ from videotune.distributed import processes_here
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.files import existing_folder, is_disk_full
 from videotune.latent_cache.thread_pool import pool_without_openmp
-from videotune.memory.accelerator import overlaps
+from videotune.memory.accelerator import has_streams
 from videotune.memory.host_weights import pinned
 from videotune.runs.checkpoint import (
     Checkpoint,
@@ -65,8 +65,10 @@ class Saving(Callback):
         self._kind = "save"
 
     def due(self, trainer: Trainer, step: int, asked: Collection[str]) -> bool:
-        """Return whether to save after ``step``, as any callback; or a backup, also by
-        time if the config says so.
+        """Return whether a save or a backup is due after ``step``, and remember which of
+        the two for ``run``.
+
+        Backups are also due by time, if the config says so.
         """
         is_save = (
             step == trainer.job.steps
@@ -138,7 +140,7 @@ def host_copy(
         copies[part] = {}
         for name, tensor in tensors.items():
             copies[part][name] = _on_host(tensor)
-            has_gpu_tensors = has_gpu_tensors or overlaps(tensor.device)
+            has_gpu_tensors = has_gpu_tensors or has_streams(tensor.device)
 
     arrived = None
     if has_gpu_tensors:
@@ -157,7 +159,7 @@ def has_room_for_copy(parts: CheckpointParts, processes: int) -> bool:
 
 
 def _on_host(tensor: Tensor) -> Tensor:
-    allocate = pinned if overlaps(tensor.device) else torch.empty
+    allocate = pinned if has_streams(tensor.device) else torch.empty
     host_tensor = allocate(tensor.shape, dtype=tensor.dtype)
     return host_tensor.copy_(tensor.detach(), non_blocking=True)
 

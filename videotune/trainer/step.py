@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -13,40 +13,27 @@ from torch import Tensor, nn
 from videotune.adapters.layers import LiveText
 from videotune.adapters.lora import adapter_off
 from videotune.diffusion.loss import (
-    BaseGuidance,
-    Objective,
     guided_target,
     prior_target,
 )
-from videotune.distributed import DistributedContext
 from videotune.latent_cache.step_batch import StepBatch
-from videotune.memory.accelerator import overlaps
-from videotune.memory.compiling import CompiledBlocks
+from videotune.memory.accelerator import has_streams
 from videotune.memory.host_weights import to_host
 from videotune.memory.out_of_memory import is_out_of_memory
-from videotune.memory.sharding import Shards
-from videotune.models.base import DiffusersModel
 from videotune.rng import torch_seed
-from videotune.trainer.captured_passes import CapturedPasses
-from videotune.trainer.ema import EmaWeights
 from videotune.trainer.gradient_norms import GradientNorms
-from videotune.trainer.loss_scale import LossScale
+from videotune.trainer.gradients import finish_gradients
 from videotune.trainer.low_precision import (
-    BackwardOptimizer,
-    MasterWeights,
     update_each_rounded,
 )
-from videotune.trainer.lr_schedule import LRSchedule, lr_at
+from videotune.trainer.lr_schedule import lr_at
 from videotune.trainer.micro_batches import MicroBatch, micro_batches, pad_for_sharding
 from videotune.trainer.network_pass import PassInputs, PassOutput, forward_pass
 from videotune.trainer.optimizers import (
-    AnyOptimizer,
-    clip_grad_norm,
-    norm_of,
     step_if_finite,
 )
 from videotune.trainer.repeated_passes import run_with_fallbacks
-from videotune.trainer.schedule_free import ScheduleFreeWeights
+from videotune.trainer.step_context import StepContext, TrainableState
 from videotune.trainer.step_record import (
     GRAD_NORM,
     LOSS,
@@ -58,85 +45,6 @@ from videotune.trainer.step_record import (
 )
 from videotune.trainer.text_encoders import encode_live_text
 from videotune.types import Batch, Velocity
-
-
-@dataclass(frozen=True)
-class StepContext:
-    """What all steps of a run share: its settings, and the run's own objects that a step
-    uses and changes (CUDA graphs, compiled blocks, gradient norms).
-    """
-
-    family: DiffusersModel
-    objective: Objective
-    micro_batch_count: int
-    """Micro-batches of a whole step over all processes, if no limit makes them more.
-
-    A count and no size, because buckets differ in the samples of a step.
-    """
-    max_grad_norm: float
-    network_seed: int | None = None
-    """Seed of draws inside the network, such as dropout.
-
-    None: the network draws nothing.
-    """
-    micro_batch_size: int | None = None
-    """Samples that a micro-batch takes at most. None: no limit."""
-    dist: DistributedContext = field(default_factory=DistributedContext)
-    gradient_norms: GradientNorms | None = None
-    """Keeps the norms of gradients of steps that are asked for."""
-    base_guidance: BaseGuidance | None = None
-    """The guidance of the base model that the target keeps."""
-    captured: CapturedPasses | None = None
-    """Replays passes as CUDA graphs. None: each pass starts its own kernels."""
-    compiled: CompiledBlocks | None = None
-    """The compiled blocks of the denoisers. None: none are."""
-
-    def samples_per_micro_batch(self, samples: int) -> int:
-        """Return the samples of a micro-batch for a step of ``samples`` samples."""
-        size = -(-samples // self.micro_batch_count)
-        if self.micro_batch_size is None:
-            return size
-        return min(size, self.micro_batch_size)
-
-
-@dataclass(frozen=True)
-class TrainableState:
-    """What trains of a network, with its optimizer and the average of its weights."""
-
-    parameters: Mapping[str, nn.Parameter]
-    """What the optimizer updates, by name: the network's own parameters or their
-    float32 masters.
-    """
-    optimizer: AnyOptimizer
-    lr_schedules: Mapping[str, LRSchedule]
-    """Learning-rate schedules by parameter group."""
-    masters: MasterWeights | None = None
-    ema: EmaWeights | ScheduleFreeWeights | None = None
-    module_params: Mapping[str, nn.Parameter] | None = None
-    """The network's own parameters where the optimizer holds masters.
-
-    None: it updates them directly.
-    """
-    expert: str | None = None
-    text: LiveText | None = None
-    """How captions are encoded in the step, because something of their encoder trains.
-
-    None: text is cached.
-    """
-    rounding_seed: int | None = None
-    """Seed of the draws that round updates of bf16 weights.
-
-    None: updates are not rounded stochastically.
-    """
-    backward_optimizer: BackwardOptimizer | None = None
-    """Updates each parameter during the backward pass. None: one update after it."""
-    shards: Shards | None = None
-    """This process's rows of a network that is sharded.
-
-    None: every process has the whole network.
-    """
-    loss_scale: LossScale | None = None
-    """The factor of the loss in float16. None: gradients are those of the loss itself."""
 
 
 class OutOfMemory(RuntimeError):
@@ -162,9 +70,9 @@ def train_step(
 ) -> StepRecord:
     """Make one update of ``net``.
 
-    A gradient that is not finite leaves weights, optimizer and average as they were. With
-    updates during backward it leaves the weights and moments of its own tensor, and the
-    average.
+    If the gradient is not finite, weights, optimizer and average stay as they were. With
+    updates during backward, each tensor is updated whose own gradient is finite, and the
+    average stays.
 
     Args:
         context: what all steps of the run share.
@@ -178,50 +86,79 @@ def train_step(
     Raises:
         OutOfMemory: if the device has no room for the step.
     """
-    backward_optimizer = trainable.backward_optimizer
+    updates_later = trainable.backward_optimizer is None
     update_number = step_batch.step if expert_step is None else expert_step
-    samples_in_step = len(step_batch.window_ids)
-
     learning_rates = _set_learning_rates(trainable, update_number)
-    device = context.family.device
-    values = empty_values(step_batch, device)
+    values = empty_values(step_batch, context.family.device)
 
     # With updates during backward, some weights may have moved when memory runs out.
-    updates_later = backward_optimizer is None
     with _raising_out_of_memory(
         context, trainable, step_batch, weights_intact=updates_later
     ):
-        if backward_optimizer is not None:
-            # One process and no accumulation: a config with more is refused.
-            size = context.samples_per_micro_batch(samples_in_step)
-            assert size >= samples_in_step, "updates during backward: one micro-batch"
-            backward_optimizer.begin(update_number)
+        if not updates_later:
+            _begin_backward_updates(context, trainable, step_batch, update_number)
         _accumulate_with_fallbacks(context, net, trainable, step_batch, clock, values)
 
-        if backward_optimizer is None:
-            lacks_sound = context.family.spec.reads_sound and step_batch.sound_t is None
-            grad_norm = _finish_gradients(
-                trainable, context, values, clock, lacks_sound=lacks_sound
-            )
-        else:
-            grad_norm = backward_optimizer.norm()
+        grad_norm = _gradient_norm(context, trainable, step_batch, values, clock)
         if context.gradient_norms is not None:
             _keep_norms(context.gradient_norms, trainable, step_batch.step)
-        # The norm of weights on the host is passed as a plain number: fill_ makes it an
-        # argument of its kernel, and a tensor would need a copy that waits.
-        is_on_device = grad_norm.device == device
-        values[GRAD_NORM].fill_(grad_norm if is_on_device else grad_norm.item())
+        _write_norm(values, grad_norm)
         step_is_finite = values[LOSS].isfinite() & values[GRAD_NORM].isfinite()
 
     with _raising_out_of_memory(context, trainable, step_batch, weights_intact=False):
-        if backward_optimizer is None:
+        if updates_later:
             _update(trainable, step_is_finite, update_number, values)
         if trainable.ema is not None:
             trainable.ema.update(update_number, step_is_finite)
 
     trainable.optimizer.zero_grad(set_to_none=True)
-    clock.mark("optimizer")
+    clock.end_phase("optimizer")
     return _record(step_batch, trainable, values, learning_rates, clock)
+
+
+def _begin_backward_updates(
+    context: StepContext,
+    trainable: TrainableState,
+    step_batch: StepBatch,
+    update_number: int,
+) -> None:
+    """Let the backward pass update each parameter as soon as its gradient is there."""
+    assert trainable.backward_optimizer is not None
+
+    # One process and no accumulation: a config with more is refused.
+    samples = len(step_batch.window_ids)
+    size = context.samples_per_micro_batch(samples)
+    assert size >= samples, "updates during backward: one micro-batch"
+    trainable.backward_optimizer.begin(update_number)
+
+
+def _gradient_norm(
+    context: StepContext,
+    trainable: TrainableState,
+    step_batch: StepBatch,
+    values: Tensor,
+    clock: Clock,
+) -> Tensor:
+    """Make the gradient ready for the update, and return its norm () before clipping.
+
+    With updates during backward it is used up, and only the norm is left.
+    """
+    if trainable.backward_optimizer is not None:
+        return trainable.backward_optimizer.norm()
+    learns_one_of_two = context.family.spec.reads_sound and step_batch.sound_t is None
+    return finish_gradients(
+        trainable, context, values, clock, may_lack_some=learns_one_of_two
+    )
+
+
+def _write_norm(values: Tensor, grad_norm: Tensor) -> None:
+    """Write the norm of the gradient into the step's values."""
+    if grad_norm.device == values.device:
+        values[GRAD_NORM].fill_(grad_norm)
+    else:
+        # With weights on the host the norm is there too. As a plain number it becomes an
+        # argument of fill_'s kernel; copying it as a tensor would wait.
+        values[GRAD_NORM].fill_(grad_norm.item())
 
 
 def _keep_norms(
@@ -249,7 +186,7 @@ def _record(
 ) -> StepRecord:
     """Return the record of a step, whose values are on their way to the host."""
     arrived = None
-    if overlaps(values.device):
+    if has_streams(values.device):
         values, arrived = to_host(values)
     return StepRecord(
         step=step_batch.step,
@@ -367,16 +304,17 @@ def accumulate_gradients(
         # Seeded after the base model's passes, which would move the draws.
         if context.network_seed is not None:
             sample = (step_batch.step, micro_batch.first_sample)
-            key = (*sample, *context.dist.draw_key)
+            # Processes that share a sample's tokens must not draw alike.
+            key = (*sample, *context.dist.context_rank_key)
             torch.manual_seed(torch_seed(context.network_seed, "network", *key))
         if context.captured is None:
             output = _forward_and_backward(context, net, trainable, inputs, clock)
         else:
             # A graph is both halves, and counts as "backward".
-            clock.mark("forward")
+            clock.end_phase("forward")
             run_pass = partial(_forward_and_backward, context, net, trainable)
             output = context.captured.run(net, inputs, run_pass)
-            clock.mark("backward")
+            clock.end_phase("backward")
 
         if not micro_batch.is_padding:
             write_values(values, micro_batch, output, samples_in_step)
@@ -415,7 +353,7 @@ def _forward_and_backward(
     """Run a micro-batch forward and backward, and return its output without a graph."""
     output = forward_pass(context.family, net, context.objective, inputs)
     if clock is not None:
-        clock.mark("forward")
+        clock.end_phase("forward")
 
     if trainable.backward_optimizer is not None:
         trainable.backward_optimizer.expect_loss(output.weighted_loss)
@@ -425,12 +363,12 @@ def _forward_and_backward(
             loss = trainable.loss_scale.scaled(loss)
         loss.backward()
     if clock is not None:
-        clock.mark("backward")
+        clock.end_phase("backward")
     return replace(output, weighted_loss=output.weighted_loss.detach())
 
 
 def _to_device(x: Tensor, device: torch.device) -> Tensor:
-    return x.to(device, non_blocking=overlaps(device))
+    return x.to(device, non_blocking=has_streams(device))
 
 
 def _base_target(
@@ -467,95 +405,14 @@ def _base_target(
 def _with_graph_from_text(batch: Batch) -> Batch:
     """Return the batch with text states that require a gradient.
 
-    A sharded network gathers its blocks in the backward pass too, so every process
-    needs a graph from its text on.
+    A sharded network gathers its blocks in the backward pass too, but only where autograd
+    runs. Where nothing but text trains, a process whose captions have no new token would
+    have no graph and not join.
     """
     if batch.conditioning.text.requires_grad:
         return batch
     text = batch.conditioning.text.detach().requires_grad_()
     return replace(batch, conditioning=replace(batch.conditioning, text=text))
-
-
-def _finish_gradients(
-    trainable: TrainableState,
-    context: StepContext,
-    values: Tensor,
-    clock: Clock,
-    *,
-    lacks_sound: bool,
-) -> Tensor:
-    """Sum gradients and ``values`` over processes, clip the gradient, and return its
-    norm () before clipping.
-
-    Args:
-        trainable: whose gradients the passes have left.
-        context: what all steps of the run share.
-        values: of the step.
-        clock: measures the phases of the step.
-        lacks_sound: the run reads sound, and the step's bucket has none: the modules of
-            sound must have no gradient, or the optimizer would move them.
-    """
-    if trainable.shards is not None:
-        trainable.shards.collect()
-        if lacks_sound:
-            trainable.shards.drop_zero_gradients(context.dist.all_reduce)
-    _complete_gradients(trainable)
-    if context.dist.size > 1:
-        return _finish_gradients_across_processes(trainable, context, values, clock)
-
-    parameters = list(trainable.parameters.values())
-    if trainable.loss_scale is not None:
-        trainable.loss_scale.unscale(parameters)
-    return clip_grad_norm(parameters, context.max_grad_norm)
-
-
-def _complete_gradients(trainable: TrainableState) -> None:
-    """Bring the gradients to the float32 copies of weights that the optimizer updates.
-
-    If no micro-batch reached a trained weight (no caption has a new token), gradients
-    become zero, so that every process joins the sum and the optimizer updates the same
-    tensors.
-    """
-    if trainable.masters is not None:
-        trainable.masters.grads_to_masters()
-
-    parameters = list(trainable.parameters.values())
-    if all(parameter.grad is None for parameter in parameters):
-        for parameter in parameters:
-            parameter.grad = torch.zeros_like(parameter)
-
-
-def _finish_gradients_across_processes(
-    trainable: TrainableState, context: StepContext, values: Tensor, clock: Clock
-) -> Tensor:
-    """Do what ``_finish_gradients`` does, where several processes share the step."""
-    dist = context.dist
-    shards = trainable.shards
-    parameters = list(trainable.parameters.values())
-    sharded = []
-    if shards is not None:
-        sharded = [trainable.parameters[name] for name in shards.parameters]
-    sharded_ids = {id(parameter) for parameter in sharded}
-    replicated = [
-        parameter for parameter in parameters if id(parameter) not in sharded_ids
-    ]
-
-    clock.mark("optimizer")
-    dist.all_reduce_gradients(replicated, keep_missing=context.family.spec.reads_sound)
-    dist.sum_over_groups(values)
-    clock.mark("waiting")
-    if trainable.loss_scale is not None:
-        trainable.loss_scale.unscale(parameters)
-    # With an adapter only frozen weights are sharded: there are no rows, and each process
-    # has the whole gradient.
-    if shards is None or not shards.rows:
-        return clip_grad_norm(parameters, context.max_grad_norm)
-
-    # Sum on the same device on every process, also on one without a row of the network.
-    device = parameters[0].device
-    squared_norm = dist.all_reduce(norm_of(sharded).float().to(device) ** 2)
-    squared_norm = squared_norm + norm_of(replicated).to(device) ** 2
-    return clip_grad_norm(parameters, context.max_grad_norm, squared_norm.sqrt())
 
 
 def _update(
@@ -574,7 +431,8 @@ def _update(
             trainable.masters.masters_to_model()
         return
 
-    # Draws of the rounding belong to rows of the whole tensor.
+    # Each process rounds its own rows; their first one names the draw, so that no two
+    # processes draw alike.
     first_rows = {}
     if trainable.shards is not None:
         first_rows = {

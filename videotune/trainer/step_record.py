@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from videotune.latent_cache.step_batch import StepBatch
-from videotune.memory.accelerator import overlaps
+from videotune.memory.accelerator import has_streams
 from videotune.trainer.micro_batches import MicroBatch
 from videotune.trainer.network_pass import PassOutput
 
@@ -124,26 +124,26 @@ class StepRecord:
 
 
 class Clock:
-    """Measure the seconds of each phase of a step; ``mark(phase)`` ends one.
+    """Measure the seconds of each phase of a step; ``end_phase(phase)`` ends one.
 
     On a device with streams a mark is an event, which is read when the step is long
     over.
 
     "forward" also holds what precedes a pass: copies to the device, captions that are
-    encoded in the step and passes of the base model; of an expert that has not changed,
-    its activation too. With CUDA graphs it holds only these: a graph, forward and
-    backward, counts as "backward".
+    encoded in the step and passes of the base model. If the expert has not changed, the
+    call that activates it is counted here as well. With CUDA graphs "forward" holds only
+    these: a graph, forward and backward, counts as "backward".
     """
 
     def __init__(
         self, device: torch.device, on_phase: Callable[[str], None] | None = None
     ) -> None:
-        self._overlaps = overlaps(device)
+        self._overlaps = has_streams(device)
         self._on_phase = on_phase
         self._marks: list[tuple[str, float, torch.Event | None]] = []
-        self.mark("start")
+        self.end_phase("start")
 
-    def mark(self, phase: str) -> None:
+    def end_phase(self, phase: str) -> None:
         """Count the time since the last mark as ``phase``."""
         if self._on_phase is not None:
             self._on_phase(phase)

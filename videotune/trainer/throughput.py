@@ -44,6 +44,7 @@ class Throughput:
         """
         total = sum(seconds.values())
         if not self._seconds_by_bucket:
+            # maxlen 1 marks the seconds of the warm-up, which the next ones replace.
             self._seconds_by_bucket[bucket] = deque([total], maxlen=1)
             return None
 

@@ -28,7 +28,7 @@ from videotune.trainer.optimizers import (
     parts_of,
 )
 from videotune.trainer.schedule_free import ScheduleFreeWeights
-from videotune.trainer.step import TrainableState
+from videotune.trainer.step_context import TrainableState
 from videotune.trainer.text_encoders import live_text
 
 

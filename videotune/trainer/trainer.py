@@ -81,7 +81,9 @@ class Trainer:
     first_step: int = 1
     """The first step to do."""
     skipped_in_a_row: int = 0
-    """How many of the latest steps were not finite."""
+    """Steps that were not finite since the last one that was applied. Those in which only
+    float16's loss scale was too large are not counted.
+    """
     saved_at: float = field(default_factory=time.monotonic)
     """When a checkpoint was last begun."""
     pending_save: PendingSave | None = None
@@ -267,8 +269,8 @@ class Callback:
         """Called when the networks are built, before a checkpoint is restored."""
 
     def before(self, trainer: Trainer) -> None:
-        """Do work that belongs before the first step, or to the step of a checkpoint,
-        left by a killed process.
+        """Do the work that is due before the first step; after a resume, what a killed
+        process left undone at the checkpoint's step.
         """
 
     def due(self, trainer: Trainer, step: int, asked: Collection[str]) -> bool:

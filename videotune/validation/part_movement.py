@@ -22,7 +22,7 @@ from videotune.job.job import Job
 from videotune.memory.sharding import Shard
 from videotune.model_spec import ModelSpec
 from videotune.trainer.gradient_norms import GradientNorms
-from videotune.trainer.step import TrainableState
+from videotune.trainer.step_context import TrainableState
 from videotune.trainer.text_encoders import ROWS
 from videotune.trainer.trainer import Callback, Trainer, due
 from videotune.validation.decoding import broadcast_from_main

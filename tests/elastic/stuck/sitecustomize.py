@@ -8,4 +8,4 @@ import threading
 if os.environ.get("RANK") == "0":
     from tests.support.interruptions import before, nth
 
-    before("trainer.step:clip_grad_norm", threading.Event().wait, nth(6))
+    before("trainer.gradients:clip_grad_norm", threading.Event().wait, nth(6))
