@@ -80,7 +80,7 @@ def _key_numbers(
             key = _bucket_key(first_step, shape, pacing)
             number_by_shape[row, column] = numbers.setdefault(key, len(numbers))
 
-    shape_of_window = windows.of_kind(lambda kind: shapes.index(kind.shape), np.int64)
+    shape_of_window = windows.map_kinds(lambda kind: shapes.index(kind.shape), np.int64)
     return number_by_shape[shape_of_window, pacing_of_window], list(numbers)
 
 
