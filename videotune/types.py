@@ -118,11 +118,10 @@ class Window:
     start: float
     """First second of the window within the clip."""
     end: float
-    """Bound for drawing frame times: the latest start + frames / fps.
+    """Bound for drawing frame times: (latest possible start) + frames / fps.
 
-    Each frame counts for 1 / fps seconds. So where frames of the clip are skipped, this
-    is behind the end of the last frame that is shown. With "hold", it is the time of the
-    held frame.
+    This counts 1 / fps after the last shown frame, so with skipped frames it lies after
+    that frame's end. "hold": the time of the held frame.
     """
     shape: ClipShape
     """The shape of its samples."""

@@ -296,8 +296,8 @@ def _add_content_hints(
     if scan is None or info.still:
         return
 
-    if scan.black > FROZEN_LIMIT:
-        text = f"{scan.black:.0%} of it is black or one flat colour"
+    if scan.blank > FROZEN_LIMIT:
+        text = f"{scan.blank:.0%} of it is black or one flat colour"
         serious.append(Remark("black", text))
     elif scan.frozen > FROZEN_LIMIT:
         text = f"{scan.frozen:.0%} of it is frozen: the picture does not change"
@@ -354,10 +354,10 @@ def _add_stream_hints(
             "if files were joined byte by byte, join them with ffmpeg"
         )
         serious.append(Remark("unread", text))
-    if info.turned_at is not None:
+    if info.form_changes_at is not None:
         text = (
             "its pictures have another shape or other colours (HDR) from "
-            f"{info.turned_at:.2f} s on, where the clip is ended"
+            f"{info.form_changes_at:.2f} s on, where the clip is ended"
         )
         serious.append(Remark("turned", text))
 

@@ -64,7 +64,9 @@ def used_companions(file: ClipFile, config: Config) -> dict[Role, Companion]:
 
 
 def is_missing(file: ClipFile, path: Path) -> bool:
-    """Return whether a clip's companion does not exist: only a row can name such a one."""
+    """Return whether a clip's companion does not exist, which can be only if a row names
+    it.
+    """
     return file.metadata_row is not None and not os.path.isfile(path)
 
 
@@ -79,7 +81,7 @@ def column_of(file: ClipFile, role: Role) -> Role:
 
 
 def alpha_mask(clip_id: str, media: MediaInfo) -> Companion:
-    """Return the mask of a clip whose alpha channel is its mask."""
+    """Return the alpha channel of a clip as its loss mask."""
     return Companion("loss_mask", Path(media.path), f"{clip_id}{ALPHA}", media)
 
 
@@ -125,8 +127,9 @@ def check_companion(companion: Companion, clip: MediaInfo) -> None:
     frames = len(media.ticks)
     clip_frames = len(clip.ticks)
     frame_seconds = clip.seconds / max(1, clip_frames)
-    is_longer = abs(media.seconds - clip.seconds) > 1.5 * frame_seconds
-    if clip.still or abs(frames - clip_frames) > FRAME_TOLERANCE or is_longer:
+    has_other_length = abs(media.seconds - clip.seconds) > 1.5 * frame_seconds
+    has_other_count = abs(frames - clip_frames) > FRAME_TOLERANCE
+    if clip.still or has_other_count or has_other_length:
         raise ClipProblem(
             reason,
             f"{name} has {_length(media)}, the clip {_length(clip)}: "

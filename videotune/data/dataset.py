@@ -106,8 +106,9 @@ def scan(
     source_clips = _source_clips(usable, locations, config)
     _mark_near_duplicates(usable, source_clips)
     source_notes = _assign_sources(usable, source_clips)
+    # Notes of ``_hold_out`` first: they may say that the validation loss is useless. Notes
+    # on file names (``_assign_sources``) follow.
     notes += _hold_out(usable, config, rules)
-    # What makes the validation loss useless comes before how names were understood.
     notes += source_notes
     for candidate in usable:
         candidate.mirror()
@@ -178,8 +179,8 @@ def _list_files(
 
 
 def _snapshot_inputs(config: Config, rules: VideoRules) -> Inputs | None:
-    """Return what a library is made of, as it is now. None if its snapshot would not be
-    worth the trouble, or could be of other files.
+    """Return what a library is made of, as it is now. None for a small library, or if a
+    folder cannot be read.
     """
     inputs = Inputs(config, rules)
     if not has_many_files(inputs.folders, FEWEST_CLIPS):
@@ -225,9 +226,11 @@ def _examine(
     Args:
         candidates: files of all datasets.
         index: the media index.
-        roots: see ``MediaIndex.examine``, like the next two.
+        roots: folders of the datasets. The index drops its entries of files that have
+            vanished from them.
         until: seconds of each clip to scan.
-        left_out: files that ``max_clips`` leaves out.
+        left_out: files that ``max_clips`` leaves out. They are not examined, and their
+            entries stay in the index.
         reads_sound: whether to scan the sound of clips.
     """
     paths = [

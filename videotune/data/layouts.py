@@ -208,7 +208,9 @@ class _DatasetFolder:
         self.caption_files = text_files_by_name(
             [*self.files, *listing.outside_captions], caption_suffix
         )
-        """Path of each text file, by that path with the suffix as the dataset sets it."""
+        """Real path of each text file, by NAME + suffix, spelled as the dataset sets it: the
+        suffix of the file may be in another case.
+        """
 
         self.foreign_captions = self._foreign_captions(
             self.is_linked | listing.outside_captions

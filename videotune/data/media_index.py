@@ -47,12 +47,12 @@ SLOWEST_DISK = 10e6
 """Bytes a second. A file's time limit grows by the time to hash it at this rate."""
 
 LONGEST_SCAN = 3600.0
-"""Seconds of a clip, at most, by which its time limit grows, each ``SLOWEST_DECODER``
-times."""
+"""The limit grows by ``SLOWEST_DECODER`` for each second to be scanned, up to this many
+seconds.
+"""
 
 SLOWEST_DECODER = 20.0
-"""Seconds per second of a clip, by which its time limit grows: 8K takes so long on one
-thread."""
+"""Seconds that decoding one second of a clip may take: 8K takes so long on one thread."""
 
 LOOKED_UP_TOGETHER = 500
 """Files whose rows are read from the index together."""
@@ -201,8 +201,8 @@ class MediaIndex:
         keys = []
         path_by_key: dict[str, Path] = {}
         for path, clip in clips:
-            can_sound = clip.problem is None and clip.info and not clip.info.still
-            key = _content_key(clip.id, path) if can_sound else ""
+            may_have_sound = clip.problem is None and clip.info and not clip.info.still
+            key = _content_key(clip.id, path) if may_have_sound else ""
             keys.append(key)
             if key:
                 path_by_key[key] = path
@@ -469,8 +469,8 @@ def _examined_from_row(
 
 
 def _has_listened(row: ContentRow, until: float) -> bool:
-    """Return whether the sound of a content is known up to a second."""
-    if "sound" not in row["info"]:  # of an earlier version
+    """Return whether the sound scan of a content covers its first ``until`` seconds."""
+    if "sound" not in row["info"]:  # the row is of an earlier version
         return False
     if row["info"]["sound"] is None:
         return True

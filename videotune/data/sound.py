@@ -61,8 +61,9 @@ FEW_DAMAGED = 5
 """So many packets may be damaged in any track."""
 
 MAX_PERIOD = 1000
-"""Samples of a track among which reading chooses its first; odd rates have more that
-differ, and these are close enough.
+"""Samples of a track at most, of which one is chosen to begin resampling with; see
+``_read_resampled``. With unusual rates a longer period would bring it nearer, by less than
+can be heard.
 """
 
 OVERLAP_SECONDS = 10.0
@@ -159,8 +160,9 @@ def _read_resampled(
         rate: samples a second of the result.
         count: samples.
     """
-    # The track's sample with which reading begins: one that a sample of the result is
-    # (nearly) at the same time as.
+    # Resampling starts at a source sample whose time is also that of an output sample. The
+    # pattern repeats after ``period`` samples; at most MAX_PERIOD are tried, and the nearest
+    # is taken.
     period = sound.sample_rate // math.gcd(sound.sample_rate, rate)
     period = min(period, MAX_PERIOD)
     latest = math.floor((start - FILTER_SECONDS) * sound.sample_rate)
