@@ -8,6 +8,7 @@ from videotune.config.schema import Config
 from videotune.data.clip_file import ClipFile, Role
 from videotune.data.file_checks import ClipProblem
 from videotune.data.media_info import MediaInfo
+from videotune.data.tone_mapping import id_of_pixels
 
 ASPECT_TOLERANCE = 0.02
 """How far the aspect ratio of a mask may differ from its clip's, as a share."""
@@ -38,6 +39,18 @@ class Companion:
         """Media info of a companion without a problem."""
         assert self.info is not None
         return self.info
+
+    @property
+    def is_alpha(self) -> bool:
+        """Whether it is the alpha channel of its clip."""
+        return self.content_id.endswith(ALPHA)
+
+    @property
+    def file_id(self) -> str:
+        """Id of its pixels, by which windows name it."""
+        if self.is_alpha:
+            return self.content_id
+        return id_of_pixels(self.content_id, self.media)
 
 
 def used_companions(file: ClipFile, config: Config) -> dict[Role, Companion]:
@@ -101,7 +114,7 @@ def check_companion(companion: Companion, clip: MediaInfo) -> None:
         raise ClipProblem(reason, f"{name}: {companion.problem.detail}")
 
     media = companion.media
-    if companion.content_id.endswith(ALPHA):
+    if companion.is_alpha:
         if media.codec in HIDDEN_ALPHA:
             raise ClipProblem(
                 reason,

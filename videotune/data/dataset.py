@@ -96,7 +96,6 @@ def scan(
         index,
         roots=[location.root for location in locations],
         until=config.video_config.max_duration,
-        left_out=listed.left_out,
         reads_sound=config.reads_sound,
     )
 
@@ -144,8 +143,6 @@ class _ListedFiles:
     candidates: list[Candidate] = field(default_factory=list)
     locations: list[Location] = field(default_factory=list)
     """By dataset."""
-    left_out: list[Path] = field(default_factory=list)
-    """What ``max_clips`` leaves out."""
     notes: list[str] = field(default_factory=list)
 
 
@@ -173,7 +170,6 @@ def _list_files(
             if file.frames:
                 _join_frames(candidate, cache, progress)
         if left_out:
-            listed.left_out += [file.path for file in left_out]
             listed.notes.append(_left_out_note(dataset, location, left_out))
     return listed
 
@@ -218,7 +214,6 @@ def _examine(
     *,
     roots: Sequence[Path],
     until: float,
-    left_out: Sequence[Path],
     reads_sound: bool,
 ) -> None:
     """Set media info and scans of the candidates, or their problem.
@@ -229,8 +224,6 @@ def _examine(
         roots: folders of the datasets. The index drops its entries of files that have
             vanished from them.
         until: seconds of each clip to scan.
-        left_out: files that ``max_clips`` leaves out. They are not examined, and their
-            entries stay in the index.
         reads_sound: whether to scan the sound of clips.
     """
     paths = [
@@ -242,7 +235,7 @@ def _examine(
             if companion.problem is None:
                 companions[companion.path] = companion
 
-    examined = index.examine([*paths, *companions], roots, until, left_out)
+    examined = index.examine([*paths, *companions], roots, until)
     clips = examined[: len(paths)]
     if reads_sound:
         clips = index.listen(list(zip(paths, clips, strict=True)), until)

@@ -29,6 +29,7 @@ from videotune.data.layout_notes import UNSUPPORTED_SUFFIXES, LayoutNotes
 from videotune.data.listed_paths import ListedPaths
 from videotune.data.metadata_files import (
     METADATA_NAMES,
+    METADATA_SUFFIXES,
     NO_COLUMNS,
     Columns,
     MetadataRow,
@@ -296,7 +297,7 @@ class _DatasetFolder:
         self.metadata_files[folder] = path
 
         target = self.listed_paths.target_outside(path) if self.is_linked[path] else ""
-        if target and not target.endswith((".csv", ".jsonl")):
+        if target and not target.lower().endswith(METADATA_SUFFIXES):
             raise VideotuneError(
                 f"{path} is a link to {target}, outside {self.root}. Put the file itself there."
             )

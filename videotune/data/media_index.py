@@ -17,7 +17,7 @@ import os
 import re
 import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -121,6 +121,7 @@ class MediaIndex:
         self.path = path
         self._notes: list[str] = []
         self._progress = progress
+        self._saved_at = 0.0
         versions = {"version": str(INDEX_VERSION), "av": version("av")}
         self._database = IndexDatabase(path, versions)
         if path is not None:
@@ -136,7 +137,6 @@ class MediaIndex:
         paths: Sequence[Path],
         roots: Sequence[Path],
         until: float,
-        left_out: Sequence[Path] = (),
     ) -> list[Examined]:
         """Return media info and content scan of each file; start workers only if
         needed.
@@ -145,12 +145,10 @@ class MediaIndex:
         results do not depend on earlier runs.
 
         Args:
-            paths: files of all datasets.
-            roots: folders of the datasets; entries of vanished files in them are
-                dropped.
+            paths: files of the datasets that are used now.
+            roots: folders of the datasets; entries of files that have vanished from them
+                are dropped.
             until: seconds of each clip to scan.
-            left_out: further files of the datasets, which are not examined and whose
-                entries stay.
         """
         lookups = self._look_up_all(paths, until)
         missing = [
@@ -161,7 +159,7 @@ class MediaIndex:
 
         examined: list[Examined] = []
         has_changed = False
-        saved_at = time.monotonic()
+        self._saved_at = time.monotonic()
         try:
             with closing(self._examine_in_workers(missing, until)) as answers:
                 for path, result in zip(paths, lookups, strict=True):
@@ -171,14 +169,11 @@ class MediaIndex:
                         # Without an id nothing was stored.
                         has_changed = has_changed or result.id != ""
                     examined.append(result)
-
-                    if time.monotonic() - saved_at >= SAVE_EVERY:
-                        self._database.flush()
-                        saved_at = time.monotonic()
+                    self._save_if_due()
 
             self._progress(len(paths), len(paths), "")
             # Only now: until here the content of a moved file is known by its old path.
-            has_dropped = self._drop_vanished([*paths, *left_out], roots)
+            has_dropped = self._drop_vanished(paths, roots)
             if has_changed or has_dropped:
                 self._database.drop_unused_contents()
         finally:
@@ -207,6 +202,10 @@ class MediaIndex:
             if key:
                 path_by_key[key] = path
         rows = self._rows(list(path_by_key))
+        for (_, clip), key in zip(clips, keys, strict=True):
+            # Another process has dropped the content since it was examined.
+            if key and key not in rows:
+                rows[key] = _row_of(clip, until)
         missing = {
             key: path
             for key, path in path_by_key.items()
@@ -214,6 +213,7 @@ class MediaIndex:
         }
 
         failures: dict[str, str] = {}
+        self._saved_at = time.monotonic()
         try:
             answers = self._listen_in_workers(missing, rows, until)
             with closing(answers):
@@ -223,14 +223,14 @@ class MediaIndex:
                         failures[key] = answer.detail
                     else:
                         self._store_sound(key, rows[key], answer)
+                    self._save_if_due()
         finally:
             self._database.close()
 
         listened = []
         for (path, clip), key in zip(clips, keys, strict=True):
             if key in failures:
-                failed_scan = SoundScan(until, problem=failures[key])
-                clip = clip._replace(sound=failed_scan)
+                clip = _with_failure(path, clip, failures[key], until)
             elif key:
                 row = rows[key]
                 info = MediaInfo.from_json(row["info"] | {"path": str(path)})
@@ -241,8 +241,14 @@ class MediaIndex:
             listened.append(clip)
         return listened
 
+    def _save_if_due(self) -> None:
+        """Save the batch if the last time is ``SAVE_EVERY`` seconds ago."""
+        if time.monotonic() - self._saved_at >= SAVE_EVERY:
+            self._database.flush()
+            self._saved_at = time.monotonic()
+
     def _rows(self, keys: Sequence[str]) -> dict[str, ContentRow]:
-        """Return the rows of contents that were examined."""
+        """Return the rows of contents, of those that have one."""
         return {
             key: json.loads(value)
             for key, value in self._database.contents(keys).items()
@@ -259,7 +265,10 @@ class MediaIndex:
         def calls() -> Iterator[Call]:
             for key, path in missing.items():
                 info = rows[key]["info"] | {"path": str(path.absolute())}
-                read_seconds = path.stat().st_size / SLOWEST_DISK
+                size = 0
+                with suppress(OSError):  # the worker reports a file that has vanished
+                    size = path.stat().st_size
+                read_seconds = size / SLOWEST_DISK
                 limit = pool.limit + read_seconds + min(until, LONGEST_SCAN)
                 yield "listen", {"info": info, "until": until}, limit
 
@@ -286,14 +295,27 @@ class MediaIndex:
             name if name.isascii() else name.encode(errors="backslashreplace").decode()
         )
 
+    def _path_of(self, name: str) -> str:
+        """Return the path of a file by its name in the index, see ``_name``."""
+        if self.path is None:
+            return name
+        # The names of an index in a dataset begin there, and others are absolute.
+        return os.path.join(self.path.parent.absolute().parent, name)
+
     def _drop_vanished(self, paths: Sequence[Path], roots: Sequence[Path]) -> bool:
-        """Drop entries of files below ``roots`` that are not in ``paths``; return whether
-        there were any.
+        """Drop entries of files below ``roots`` that no longer exist; return whether there
+        were any.
+
+        Files that exist keep their entries, also if this config does not use them, such as
+        masks or what ``max_clips`` leaves out. Those in ``paths`` are known to exist.
         """
         names = self._database.names() - {self._name(path) for path in paths}
         folders = [self._name(root) for root in roots]
         vanished_names = [
-            name for name in names if any(_is_below(name, folder) for folder in folders)
+            name
+            for name in names
+            if any(_is_below(name, folder) for folder in folders)
+            and not os.path.exists(self._path_of(name))
         ]
         if vanished_names:
             self._database.drop_files(vanished_names)
@@ -466,6 +488,33 @@ def _examined_from_row(
     scan = ContentScan.from_json(row["scan"]) if "scan" in row else None
     problem = _problem_from_json(row["problem"]) if scan is None else None
     return Examined(content_id, info, scan, problem=problem)
+
+
+def _row_of(clip: Examined, until: float) -> ContentRow:
+    """Return the row of a usable clip whose first ``until`` seconds were scanned."""
+    assert clip.info is not None
+    assert clip.scan is not None
+    row = {"info": clip.info.to_json(), "scan": clip.scan.to_json(), "until": until}
+    _drop_path(row)
+    return row
+
+
+def _with_failure(path: Path, clip: Examined, detail: str, until: float) -> Examined:
+    """Return a clip whose sound scan failed. If the file no longer opens, that is the
+    clip's problem, and not one of its sound.
+
+    Args:
+        path: the file.
+        clip: the result of examining it.
+        detail: how the scan failed.
+        until: seconds that were to be scanned.
+    """
+    try:
+        stat_of(path)
+        check_opens(path)
+    except ClipProblem as problem:
+        return clip._replace(problem=problem)
+    return clip._replace(sound=SoundScan(until, problem=detail))
 
 
 def _has_listened(row: ContentRow, until: float) -> bool:

@@ -61,9 +61,9 @@ FEW_DAMAGED = 5
 """So many packets may be damaged in any track."""
 
 MAX_PERIOD = 1000
-"""Samples of a track at most, of which one is chosen to begin resampling with; see
-``_read_resampled``. With unusual rates a longer period would bring it nearer, by less than
-can be heard.
+"""Source samples, at most, that are tried as the beginning of resampling (see
+``_read_resampled``). The period of unusual rates is longer; the nearest of these is close
+enough.
 """
 
 OVERLAP_SECONDS = 10.0
