@@ -181,17 +181,17 @@ def _open_by_parquet(
 
     Args:
         folder: the dataset's folder.
-        within: Parquet files that are links may lead out of this folder only to others.
+        within: Parquet files that are links may lead out of this folder only to other
+            Parquet files.
         cache: folder into which clips are unpacked.
         progress: called while they are unpacked.
-        columns: the columns that the dataset names. Without them Parquet files beside
-            clips list nothing.
+        columns: the columns that the dataset names.
     """
     if not folder.is_dir():
         return None
 
-    # Beside clips they list something only if the dataset names their columns, and no
-    # metadata file does it.
+    # If the folder has clips, its Parquet files count only if the dataset names their
+    # columns and there is no metadata file.
     has_clips = has_clip_files(folder)
     lists_clips = columns != NO_COLUMNS and not _has_metadata(folder)
     if has_clips and not lists_clips:

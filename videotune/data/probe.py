@@ -67,7 +67,9 @@ WIDE_PRIMARIES: dict[Literal["BT.2020", "P3"], int] = {"BT.2020": 9, "P3": 12}
 
 SMALLEST_UNREAD_SHARE = 0.1
 SMALLEST_UNREAD_BYTES = 1 << 17
-"""A smaller end of a FLV or WMV is its index, or the padding of a packet of 64 KB."""
+"""Less than this after the last packet of an FLV or WMV is taken for its index or padding
+(packets have 64 KB).
+"""
 
 _UNSPECIFIED = 2
 

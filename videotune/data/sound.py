@@ -62,8 +62,9 @@ FEW_DAMAGED = 5
 """So many packets may be damaged in any track."""
 
 MAX_PERIOD = 1000
-"""Samples of a track among which reading chooses its first; odd rates have more that
-differ, and these are close enough.
+"""Source samples, at most, that are tried as the beginning of resampling (see
+``_read_resampled``). The period of unusual rates is longer; the nearest of these is close
+enough.
 """
 
 OVERLAP_SECONDS = 10.0
@@ -166,8 +167,9 @@ def _read_resampled(
         rate: samples a second of the result.
         count: samples.
     """
-    # The track's sample with which reading begins: one that a sample of the result is
-    # (nearly) at the same time as.
+    # Resampling starts at a source sample whose time is also that of an output sample. The
+    # pattern repeats after ``period`` samples; at most MAX_PERIOD are tried, and the nearest
+    # is taken.
     period = sound.sample_rate // math.gcd(sound.sample_rate, rate)
     period = min(period, MAX_PERIOD)
     latest = math.floor((start - FILTER_SECONDS) * sound.sample_rate)

@@ -361,17 +361,19 @@ def _find_scenes(
 
 
 def _find_cuts(video: SplitFile) -> Sequence[float]:
-    """Scan a whole video for cuts; raise ClipProblem if it is damaged or turned."""
+    """Scan a whole video for cuts; raise ClipProblem if it is damaged, or
+    if the form of its pictures changes.
+    """
     assert video.info is not None
     scan = scan_content(video.info, video.seconds, video.row["threshold"], threads=0)
     if scan.damaged_at is not None:
         raise ClipProblem(
             "decode_error", f"its frames are damaged from {scan.damaged_at:.2f} s on"
         )
-    if scan.turned_at is not None:
+    if scan.form_changes_at is not None:
         raise ClipProblem(
             "decode_error",
-            f"its pictures have another shape from {scan.turned_at:.2f} s on: "
+            f"its pictures have another shape from {scan.form_changes_at:.2f} s on: "
             "cut it there first",
         )
     return scan.cuts

@@ -75,8 +75,8 @@ def examine(path: str, until: float, known_ids: Iterable[str] = ()) -> dict[str,
         info = probe(path)
         answer["info"] = info.to_json()
         scan = scan_content(info, until)
-        if scan.turned_at is not None:
-            answer["info"] = info.ended_at(scan.turned_at).to_json()
+        if scan.form_changes_at is not None:
+            answer["info"] = info.ended_at(scan.form_changes_at).to_json()
         answer["scan"] = scan.to_json()
     except ClipProblem as problem:
         answer["problem"] = [problem.reason, problem.detail]

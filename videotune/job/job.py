@@ -20,7 +20,7 @@ import numpy as np
 from videotune.config.resolve import Resolved, intervals, total_steps
 from videotune.config.schema import Config, Dataset
 from videotune.console import bar, echo
-from videotune.data.bucketing import BucketKey, buckets, crop_problem, is_shown
+from videotune.data.buckets import BucketKey, buckets, crop_problem, is_shown
 from videotune.data.clip_table import map_rows
 from videotune.data.dataset import scan
 from videotune.data.file_checks import refuse_linked_folder

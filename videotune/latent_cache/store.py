@@ -1,10 +1,11 @@
 """The cache on disk: one safetensors file for each entry.
 
-The name of an entry is a hash of everything that decides its content (clip, times,
-size, and the encoder with its dtype). If one of them changes, the entry has another
-name. Versions of libraries are recorded in the entry, but they do not change its name:
-an upgrade of PyAV or torch keeps the cache. A file is written completely or not at all, and its hash is
-checked when it is first read.
+The key of an entry is a hash of everything that decides its content (clip, times, size,
+and the encoder with its dtype). If one of them changes, the entry has another key. Kind
+and key are the entry's name (``EntryName``) and decide its file. Versions of libraries are
+recorded in the entry, but not hashed into its key: an upgrade of PyAV or torch keeps the
+cache. A file is written completely or not at all, and its hash is checked when it is first
+read.
 """
 
 import json
@@ -206,7 +207,7 @@ class LatentCache:
 
         Args:
             kind: one of ``KINDS``.
-            key: name within the kind.
+            key: hash of everything that decides the content.
             tensors: the content.
             about: what it was made of, see ``About``.
 
