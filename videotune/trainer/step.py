@@ -145,9 +145,10 @@ def _gradient_norm(
     """
     if trainable.backward_optimizer is not None:
         return trainable.backward_optimizer.norm()
-    learns_one_of_two = context.family.spec.reads_sound and step_batch.sound_t is None
+    has_both = step_batch.sound_t is not None
+    one_modality_only = context.family.spec.reads_sound and not has_both
     return finish_gradients(
-        trainable, context, values, clock, may_lack_some=learns_one_of_two
+        trainable, context, values, clock, one_modality_only=one_modality_only
     )
 
 
