@@ -122,7 +122,9 @@ def check(
 
 def explain_exit_code(result: CheckResult, allow_skips: str | None) -> int:
     """Return the exit code; print its reason if it is not 0."""
-    # reads clips: not for --help
+    # they read clips: not for --help
+    from videotune.commands.check import uncaptioned_example
+    from videotune.data.candidates import caption_advice
     from videotune.job.job import crop_blocker, refuse_skips
 
     account = result.account
@@ -133,15 +135,18 @@ def explain_exit_code(result: CheckResult, allow_skips: str | None) -> int:
     elif skipped and account["blockers"]:
         for blocker in account["blockers"]:
             echo(blocker)
+        example = uncaptioned_example(result.job)
+        if example is not None:
+            echo(caption_advice(example))
         _echo_other_skips(result)
         if account["used"]:
             them = "it" if skipped == 1 else "them"
             echo(f"--allow-skips {skipped} trains without {them}")
-        else:
-            echo("nothing here can be trained on: is it the folder of your clips?")
     elif skipped and allow_skips is not None:
         refuse_skips(result.job, allow_skips)
         return DONE
+    elif skipped and not account["used"]:
+        echo("nothing here can be trained on; the reasons are above")
     elif skipped:
         clips = counted_are(skipped, "clip")
         echo(
@@ -199,7 +204,7 @@ def show_sound(result: CheckResult) -> None:
 
 def show_summary(result: CheckResult, rows: Sequence[Mapping[str, Any]]) -> None:
     """Print skipped clips, serious remarks, the buckets, and two notes."""
-    skipped = {row["clip"]: row["notes"] for row in rows if row["skipped"]}
+    skipped = {row["clip"]: row["problem"] for row in rows if row["skipped"]}
     show_first("skipped", skipped)
     serious = [row for row in rows if row["serious"]]
     for state in dict.fromkeys(row["state"] for row in serious):
@@ -350,19 +355,21 @@ def clip_row(job: Job, clip: dict[str, Any]) -> dict[str, Any]:
     if clip["frames_cut"]:
         frames_used = f"{clip['frames']} ({clip['frames_cut']} cut)"
     notes = [*clip["warnings"], *clip["notes"]]
-    if clip["detail"]:
+    problem = ""
+    if clip["reason"]:
         detail = clip["detail"]
         for root in job.library.roots:
             detail = detail.replace(f"{root}/", "")
-        reason = reason_words(clip["reason"])
-        notes.insert(0, f"{reason}: {detail}" if clip["reason"] else detail)
+        problem = f"{reason_words(clip['reason'])}: {detail}"
+        notes.insert(0, problem)
 
     state = state_words(clip)
     return {
         "clip": short_path(clip["path"], job.library.roots),
         "skipped": clip["reason"] is not None,
+        "problem": problem,
         "serious": "; ".join(clip["serious"]),
-        "state": f"{state}, look" if clip["serious"] else state,
+        "state": f"{state}, but look at it" if clip["serious"] else state,
         "source": source,
         "pixels": f"{clip['width']}x{clip['height']}" if clip["width"] else "",
         "frames": clip["model_frames"],

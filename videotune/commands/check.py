@@ -8,6 +8,7 @@ from typing import Any
 from videotune.console import echo
 from videotune.data.clip_table import map_rows
 from videotune.data.dataset import to_json
+from videotune.data.layouts import expected_captions_folder
 from videotune.data.remarks import Remark, codes_of
 from videotune.errors import DONE, FAILED, SKIPPED
 from videotune.job.job import Job, crop_blocker, open_job, with_views
@@ -92,10 +93,22 @@ def blockers(job: Job) -> list[str]:
     if not uncaptioned or job.config.missing_caption != "error":
         return []
     clips = "1 clip has" if uncaptioned == 1 else f"{uncaptioned} clips have"
-    return [
-        f"{clips} no usable caption, which ends a training before it begins: write it, "
-        "or let `videotune caption` write it"
-    ]
+    return [f"{clips} no usable caption, which ends a training before it begins"]
+
+
+def uncaptioned_example(job: Job) -> Path | None:
+    """Return the text file that a clip without a caption lacks, or None if each clip has
+    one.
+    """
+    for path, reason, _ in job.library.skipped:
+        if reason.endswith("_caption"):
+            root = next(
+                (root for root in job.library.roots if Path(path).is_relative_to(root)),
+                Path(path).parent,
+            )
+            folder = expected_captions_folder(root, Path(path).parent)
+            return folder / Path(path).with_suffix(".txt").name
+    return None
 
 
 def with_unused_sound(job: Job, account: dict[str, Any]) -> dict[str, Any]:

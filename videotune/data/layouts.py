@@ -134,7 +134,7 @@ def _list_folder(root: Path) -> _Listing:
     """
     run_folders: list[str] = []
     outside_captions: dict[str, bool] = {}
-    captions_folder = _captions_folder(root, root)
+    captions_folder = expected_captions_folder(root, root)
     try:
         is_linked = {
             path.removeprefix(f".{os.sep}"): is_link
@@ -347,7 +347,7 @@ class _DatasetFolder:
             ):
                 metadata_file = self.metadata_files[str(ancestor)]
                 break
-        return _Layout(folder, _captions_folder(self.root, folder), metadata_file)
+        return _Layout(folder, expected_captions_folder(self.root, folder), metadata_file)
 
     def _clip(self, path: str, layout: _Layout) -> ClipFile:
         """Build a clip with its caption by the metadata file or by a text file."""
@@ -516,7 +516,7 @@ def _walk_from(
             yield entry.path, is_link
 
 
-def _captions_folder(root: Path, folder: Path) -> Path:
+def expected_captions_folder(root: Path, folder: Path) -> Path:
     """Return the folder in which the captions of a folder's clips are expected.
 
     It is below the ``captions`` sibling of the nearest videos/ or images/, else the
