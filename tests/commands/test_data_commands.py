@@ -375,9 +375,10 @@ def test_clips_without_captions_are_looked_at_too(
 ) -> None:
     """Black, frozen, cut and doubled ones are better removed than captioned."""
     folder = tmp_path / "my clips"
-    usual = noise(1, 60, 90, seed=2) // 2 + np.arange(40, dtype=np.uint8)[
-        :, None, None, None
-    ]
+    usual = (
+        noise(1, 60, 90, seed=2) // 2
+        + np.arange(40, dtype=np.uint8)[:, None, None, None]
+    )
     films = {
         "black": np.zeros((40, 60, 90, 3), np.uint8),
         "frozen": np.repeat(noise(1, 60, 90, seed=1), 40, axis=0),
@@ -395,7 +396,9 @@ def test_clips_without_captions_are_looked_at_too(
     assert f"{look}black.mp4: 100% of it is black or one flat colour" in lines
     assert any(line.startswith(f"{look}frozen.mp4: ") for line in lines)
     assert f"{look}twin.mp4: looks nearly the same as usual.mp4" in lines
-    assert not any("looks nearly" in line for line in lines if "skipped: frozen" in line)
+    assert not any(
+        "looks nearly" in line for line in lines if "skipped: frozen" in line
+    )
 
     example = folder / "black.txt"
     assert f'a text file such as {example} with the line "a kitten' in printed.err

@@ -19,7 +19,7 @@ from videotune.cli.options import (
     takes_config,
 )
 from videotune.console import answer, doing, echo, out, print_table, tell, width
-from videotune.errors import DONE
+from videotune.errors import DONE, VideotuneError
 from videotune.job.shown_notes import remember
 from videotune.text import (
     counted,
@@ -383,7 +383,7 @@ def clip_row(job: Job, clip: dict[str, Any]) -> dict[str, Any]:
 
 Purpose = Literal["general", "style", "character", "motion"]
 Model = Annotated[
-    str,
+    str | None,
     Opt(
         help="the name of a server's model, or a transformers folder or Hub id to run here"
     ),
@@ -421,7 +421,7 @@ DryRun = Annotated[
 @takes_config
 def caption(
     overrides: Overrides,
-    model: Model,
+    model: Model = None,
     endpoint: Endpoint = None,
     key_env: KeyVariable = "OPENAI_API_KEY",
     workers: Workers = 4,
@@ -436,6 +436,11 @@ def caption(
     as_json: AsJson = False,
 ) -> None:
     """Let a vision-language model write the captions that clips lack."""
+    if not model:
+        from videotune.captioning.offered_models import advice
+
+        raise VideotuneError(advice())
+
     from videotune.commands.caption import CaptionOptions
     from videotune.commands.caption import caption as caption_clips
 

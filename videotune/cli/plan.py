@@ -10,6 +10,7 @@ import typer
 
 from videotune.cli.options import AsJson, Skips, Verbose, takes_config
 from videotune.cli.plan_cluster import between_text, show_simulation
+from videotune.cli.plan_model import show_download, show_licence, show_model
 from videotune.cli.plan_options import (
     CardOption,
     GpusOption,
@@ -39,7 +40,6 @@ from videotune.console import answer, doing, out, print_table, size, tell
 from videotune.job.shown_notes import remember
 from videotune.latent_cache.view_bands import views_text
 from videotune.text import counted, memory_size, plain, shape_words, times_between
-from videotune.user_settings import has_accepted
 
 if TYPE_CHECKING:
     from videotune.commands.plan import PlanResult
@@ -148,6 +148,7 @@ def show_summary(result: PlanResult) -> None:
     facts = result.plan
     show_model(result.job.spec.title, facts)
     show_licence(facts)
+    show_download(facts)
     clips = "{used} used, {held_out} held out, {skipped} skipped"
     line = f"clips: {clips.format_map(facts['clips'])}"
     shape = bucket_words(facts["buckets"][0])
@@ -196,6 +197,7 @@ def show_details(result: PlanResult) -> None:
         model += f" on {result.job.base.name}"
     show_model(model, facts)
     show_licence(facts)
+    show_download(facts)
     show_buckets(facts)
     show_views(facts["views"])
     _show_fewer_steps(result)
@@ -224,23 +226,10 @@ def show_notes(job: Job, notes: Sequence[str]) -> None:
     remember(job.cache, notes)
 
 
-def show_model(model: str, facts: Mapping[str, Any]) -> None:
-    """Print the model and the number of steps."""
-    samples = counted(facts["effective_batch"], "sample")
-    tell(f"{model}: {counted(facts['steps'], 'step')} of {samples}")
-
-
 def bucket_words(bucket: Mapping[str, Any]) -> str:
     """Return the shape of a bucket's samples, and whether they have sound."""
     shape = shape_words(bucket["shape"])
     return f"{shape}, with sound" if bucket["sound"] else shape
-
-
-def show_licence(facts: Mapping[str, Any]) -> None:
-    """Print the base model's licence if it has to be accepted before a run."""
-    licence = facts["licence"]
-    if licence and not has_accepted(licence["terms"]):
-        tell(f"licence to accept before the run: {licence['name']}: {licence['terms']}")
 
 
 def show_sound(facts: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from videotune.cli.options import Arg, AsJson
+from videotune.config.base_models import download_size
 from videotune.config.nested_keys import flatten
 from videotune.console import echo, print_json, print_table, tell
 from videotune.presets.recipes import display_name
@@ -49,6 +50,9 @@ def show_preset(name: Annotated[str, Arg(help="the preset")]) -> None:
     values = flatten(read_preset(name))
     reasons = preset_reasons(name)
     echo(f"{preset_named(name)}: {preset_about(name)}")
+    download = download_size(str(read_preset(name)["base_model_name"]))
+    if download is not None:
+        echo(f"base model: {download} to download, once")
     for key, value in values.items():
         echo(f"  {key} {json.dumps(value)}: {reasons.get(key, 'no reason is given')}")
 

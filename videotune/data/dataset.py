@@ -105,7 +105,9 @@ def scan(
     notes += index.notes
     source_clips = _source_clips(usable, locations, config)
     _mark_near_duplicates(usable, source_clips)
-    uncaptioned = [candidate for candidate in candidates if candidate.lacks_only_caption]
+    uncaptioned = [
+        candidate for candidate in candidates if candidate.lacks_only_caption
+    ]
     if uncaptioned:
         looked_at = [*usable, *uncaptioned]
         _mark_near_duplicates(looked_at, _source_clips(looked_at, locations, config))

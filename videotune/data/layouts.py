@@ -347,7 +347,9 @@ class _DatasetFolder:
             ):
                 metadata_file = self.metadata_files[str(ancestor)]
                 break
-        return _Layout(folder, expected_captions_folder(self.root, folder), metadata_file)
+        return _Layout(
+            folder, expected_captions_folder(self.root, folder), metadata_file
+        )
 
     def _clip(self, path: str, layout: _Layout) -> ClipFile:
         """Build a clip with its caption by the metadata file or by a text file."""

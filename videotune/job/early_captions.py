@@ -59,9 +59,7 @@ def _videos_without_caption(clips: Sequence[ClipFile]) -> list[ClipFile]:
     sizes = {clip.path: clip.path.stat().st_size for clip in videos}
     counts = Counter(sizes.values())
     return [
-        clip
-        for clip in videos
-        if clip.missing_detail and counts[sizes[clip.path]] == 1
+        clip for clip in videos if clip.missing_detail and counts[sizes[clip.path]] == 1
     ]
 
 
