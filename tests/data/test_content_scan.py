@@ -460,7 +460,8 @@ def test_whole_videos_are_held_out_from_twenty_on() -> None:
     assert not any(few)
     assert [
         note.startswith(
-            "no clip is held out, so there is no verdict: 19 source videos, 20 are needed (57 clips"
+            "no clip is held out, so it cannot be told whether the model copies your clips: "
+            "19 source videos, 20 are needed (57 clips"
         )
         for note in notes
     ] == [True]

@@ -157,8 +157,9 @@ def main() -> None:
     except TyperException as error:
         # exit code 1: 2 would say that something was skipped
         if error.format_message().strip():  # a bare `videotune` has shown its help
-            command = getattr(getattr(error, "ctx", None), "command_path", "videotune")
-            _print_error(f"{error.format_message()}  See `{command} --help`.")
+            from videotune.cli.usage_errors import usage_error_text
+
+            _print_error(usage_error_text(error, sys.argv[1:]))
     except VideotuneError as error:
         _print_error(str(error))
         sys.exit(error.exit_code)

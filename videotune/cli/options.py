@@ -61,6 +61,14 @@ Source = Annotated[
         help="the clips, the same as --data; or a config file, the same as --config",
     ),
 ]
+HeldOut = Annotated[
+    str | None,
+    Opt(
+        "--held-out",
+        metavar="FOLDER",
+        help="clips that are measured and never trained, to see whether the model copies",
+    ),
+]
 BaseOption = Annotated[
     str | None,
     Opt("--base", help="the base model: a folder, Hub id, or file (see base_parts)"),
@@ -164,18 +172,27 @@ def _read_overrides(
     base: BaseOption = None,
     models_folder: ModelsFolder = None,
     data: Data = None,
+    held_out: HeldOut = None,
     sets: Sets = None,
     offline: Offline = False,
 ) -> Overrides:
     """Return the values of the argument, --preset, --config, --family, --base,
-    --models-folder, --data and every --set, checked before a library of models is imported.
+    --models-folder, --data, --held-out and every --set, checked before a library of
+    models is imported.
     """
     from videotune.job.overrides import Overrides, check_settings
 
     if models_folder is not None and not models_folder.is_dir():
         raise VideotuneError(f"--models-folder: no such folder: {models_folder}")
     overrides = Overrides(
-        preset, config, family, data, tuple(sets or ()), base, models_folder
+        preset,
+        config,
+        family,
+        data,
+        held_out,
+        tuple(sets or ()),
+        base,
+        models_folder,
     )
     overrides = _with_source(overrides, source)
     check_settings(overrides)
