@@ -16,6 +16,7 @@ from videotune.cli.options import (
     Opt,
     Skips,
     Verbose,
+    next_command,
     takes_config,
 )
 from videotune.console import answer, doing, echo, out, print_table, tell, width
@@ -117,7 +118,20 @@ def check(
 
         paths = [contact_sheet / "index.html", *written_sheets(contact_sheet)]
         echo(f"pictures: {some([str(path) for path in paths])}")
-    raise typer.Exit(explain_exit_code(result, allow_skips))
+    exit_code = explain_exit_code(result, allow_skips)
+    if exit_code == DONE and not as_json:
+        echo(f"next: {_command_after_check(result, overrides, allow_skips)}")
+    raise typer.Exit(exit_code)
+
+
+def _command_after_check(
+    result: CheckResult, overrides: Overrides, allow_skips: str | None
+) -> str:
+    """Return the command that comes next: a plan, or without a model the list of them."""
+    if result.assumed:
+        return "choose a preset: videotune presets list --card NAME"
+    skips = [] if allow_skips is None else ["--allow-skips", allow_skips]
+    return next_command("plan", overrides, *skips)
 
 
 def explain_exit_code(result: CheckResult, allow_skips: str | None) -> int:
@@ -131,7 +145,7 @@ def explain_exit_code(result: CheckResult, allow_skips: str | None) -> int:
     skipped = account["skipped"]
     crop = crop_blocker(result.job)
     if crop is not None:
-        echo(f"{crop} (exit code 2)")
+        echo(crop)
     elif skipped and account["blockers"]:
         for blocker in account["blockers"]:
             echo(blocker)
@@ -150,7 +164,7 @@ def explain_exit_code(result: CheckResult, allow_skips: str | None) -> int:
     elif skipped:
         clips = counted_are(skipped, "clip")
         echo(
-            f"{clips} skipped (exit code 2), so a training does not start. "
+            f"{clips} skipped, so a training does not start. "
             f"--allow-skips {skipped} starts it without"
         )
     return result.exit_code
@@ -204,6 +218,8 @@ def show_sound(result: CheckResult) -> None:
 
 def show_summary(result: CheckResult, rows: Sequence[Mapping[str, Any]]) -> None:
     """Print skipped clips, serious remarks, the buckets, and two notes."""
+    from videotune.commands.check import UNCOUNTED
+
     skipped = {row["clip"]: row["problem"] for row in rows if row["skipped"]}
     show_first("skipped", skipped)
     serious = [row for row in rows if row["serious"]]
@@ -222,7 +238,12 @@ def show_summary(result: CheckResult, rows: Sequence[Mapping[str, Any]]) -> None
         grouping = "of" if len(buckets) == 1 else f"in {len(buckets)} buckets, largest"
         tell(f"{windows} {grouping} {shape}")
 
-    notes = list(dict.fromkeys((*result.job.notes, *result.account["notes"])))
+    # How captions are counted asks nothing of the user.
+    notes = [
+        note
+        for note in dict.fromkeys((*result.job.notes, *result.account["notes"]))
+        if not note.startswith(UNCOUNTED)
+    ]
     for note in notes[:NOTES]:
         tell(f"note: {note}")
     remember(result.job.cache, notes[:NOTES])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import replace
@@ -197,6 +199,37 @@ def _read_overrides(
     overrides = _with_source(overrides, source)
     check_settings(overrides)
     return overrides
+
+
+def next_command(name: str, overrides: Overrides, *more: str) -> str:
+    """Return a command with the clips, the model and the settings of this one."""
+    options = {
+        "--preset": overrides.preset,
+        "--family": overrides.family,
+        "--base": overrides.base,
+        "--held-out": overrides.held_out,
+    }
+    words = ["videotune", name]
+    words += [str(overrides.config)] if isinstance(overrides.config, Path) else []
+    if overrides.data is not None:
+        words += ["--data"] if len(words) > 2 else []
+        words.append(overrides.data)
+    for option, value in options.items():
+        words += [option, value] if value is not None else []
+    for setting in overrides.sets:
+        words += ["--set", setting]
+    return " ".join(
+        [_quoted(word) for word in words] + [_quoted(word) for word in more]
+    )
+
+
+def _quoted(word: str) -> str:
+    """Quote a word as every shell takes it, Windows' too, if it needs that."""
+    if re.fullmatch(r"[\w@%+=:,./~-]+", word):
+        return word
+    if not re.search(r'["$`\\!]', word):
+        return f'"{word}"'
+    return shlex.quote(word)
 
 
 def _with_source(overrides: Overrides, source: str | None) -> Overrides:

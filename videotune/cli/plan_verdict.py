@@ -54,7 +54,7 @@ def _fit_text(facts: Mapping[str, Any]) -> str:
     elif facts["verdict"] == "tight":
         text = f"it is tight on {card}: {need} of {total}, so close other programs"
     else:
-        text = f"it does not fit {card}: it needs {need} of {total}"
+        text = f"it does not fit {card} of {total}: {device['phase']} needs {need}"
 
     if facts["processes"]:
         text += f", {processes_text(facts['processes'])}"

@@ -23,6 +23,9 @@ from videotune.reporter.contact_sheet import contact_sheet as write_contact_shee
 
 DEFAULT_PRESET = "toy"
 
+UNCOUNTED = "captions were not counted in tokens"
+"""How the note begins that nothing was counted."""
+
 COUNTED_TOGETHER = 50_000
 """Clips whose captions are counted in tokens at once."""
 
@@ -152,8 +155,14 @@ def captions_too_long(job: Job) -> dict[str, int] | None:
     """
     too_long = {}
     clips = job.library.clips
-    for first in range(0, max(1, len(clips)), COUNTED_TOGETHER):
-        part = clips[first : first + COUNTED_TOGETHER]
+    for first in range(0, max(1, len(clips)), UNCOUNTED = "captions were not counted in tokens"
+"""How the note begins that nothing was counted."""
+
+COUNTED_TOGETHER):
+        part = clips[first : first + UNCOUNTED = "captions were not counted in tokens"
+"""How the note begins that nothing was counted."""
+
+COUNTED_TOGETHER]
         captions: list[str] = []
         for clip in part:
             captions += clip.captions
@@ -178,12 +187,9 @@ def with_cut_captions(job: Job, account: dict[str, Any]) -> dict[str, Any]:
     if too_long is None:
         reason = "no base model is named"
         if job.base:
-            reason = "the base model has no tokenizer.json here"
-        note = f"captions were not counted in tokens: {reason}"
-        return account | {
-            "notes": [*account["notes"], note],
-            "note_codes": [*account["note_codes"], ""],
-        }
+            reason = "the base model's tokenizer is not on this machine yet"
+        notes = [*account["notes"], f"{UNCOUNTED}: {reason}"]
+        return account | {"notes": notes, "note_codes": codes_of(notes)}
 
     def with_warning(row: dict[str, Any]) -> dict[str, Any]:
         tokens = too_long.get(row["path"], 0)

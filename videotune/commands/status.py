@@ -81,6 +81,11 @@ class RunOverview:
         """Whether an exported file is of the recommended checkpoint."""
         return step is not None and step == self.recommended
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run has come to its end, so that a checkpoint can be chosen."""
+        return self.state in FINISHED_STATES
+
     restarts: tuple[Restart, ...] = ()
     """How the run went on after it began."""
 

@@ -100,7 +100,7 @@ def _notes_on_joined(groups: Iterable[dict[str, SourceClip]]) -> list[str]:
     first, second = joined[0][:2]
     name_count = sum(len(clips) for clips in joined)
     return [
-        f"{counted(name_count, 'file name')} come from {counted(len(joined), 'source video')}, by their pictures "
+        f"{name_count} clips show {counted(len(joined), 'source video')}, to judge by their pictures "
         f"(such as {first.path.name} and {second.path.name})"
     ]
 
