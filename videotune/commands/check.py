@@ -155,14 +155,8 @@ def captions_too_long(job: Job) -> dict[str, int] | None:
     """
     too_long = {}
     clips = job.library.clips
-    for first in range(0, max(1, len(clips)), UNCOUNTED = "captions were not counted in tokens"
-"""How the note begins that nothing was counted."""
-
-COUNTED_TOGETHER):
-        part = clips[first : first + UNCOUNTED = "captions were not counted in tokens"
-"""How the note begins that nothing was counted."""
-
-COUNTED_TOGETHER]
+    for first in range(0, max(1, len(clips)), COUNTED_TOGETHER):
+        part = clips[first : first + COUNTED_TOGETHER]
         captions: list[str] = []
         for clip in part:
             captions += clip.captions
