@@ -11,11 +11,12 @@ from dataclasses import replace
 from inspect import Parameter, Signature, signature
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 from typer import Argument as Arg
 from typer import Option as Opt
+from typer.models import OptionInfo
 
 from videotune import console
 from videotune.errors import VideotuneError
@@ -201,26 +202,27 @@ def _read_overrides(
     return overrides
 
 
-def next_command(name: str, overrides: Overrides, *more: str) -> str:
+def next_command(name: str, overrides: Overrides, *further_options: str) -> str:
     """Return a command with the clips, the model and the settings of this one."""
+    arguments = [name]
+    if isinstance(overrides.config, Path):
+        arguments.append(str(overrides.config))
+    if overrides.data is not None:
+        arguments += ["--data"] if len(arguments) > 1 else []
+        arguments.append(overrides.data)
+
     options = {
         "--preset": overrides.preset,
         "--family": overrides.family,
         "--base": overrides.base,
         "--held-out": overrides.held_out,
     }
-    words = ["videotune", name]
-    words += [str(overrides.config)] if isinstance(overrides.config, Path) else []
-    if overrides.data is not None:
-        words += ["--data"] if len(words) > 2 else []
-        words.append(overrides.data)
     for option, value in options.items():
-        words += [option, value] if value is not None else []
+        if value is not None:
+            arguments += [option, value]
     for setting in overrides.sets:
-        words += ["--set", setting]
-    return " ".join(
-        [_quoted(word) for word in words] + [_quoted(word) for word in more]
-    )
+        arguments += ["--set", setting]
+    return " ".join(["videotune", *map(_quoted, [*arguments, *further_options])])
 
 
 def _quoted(word: str) -> str:
@@ -277,6 +279,15 @@ def with_json(command: Callable[..., Any]) -> Callable[..., Any]:
 
     json_option = Parameter("as_json", Parameter.KEYWORD_ONLY, default=False)
     return as_command(run, command, (*parameters.values(), json_option), hints)
+
+
+def without_types_of_flags(command: Callable[..., Any]) -> None:
+    """Let --help name no type behind an option that takes no value."""
+    for hint in get_type_hints(command, include_extras=True).values():
+        value_type, *rest = get_args(hint) or (hint,)
+        for option in rest:
+            if value_type is bool and isinstance(option, OptionInfo):
+                option.metavar = ""
 
 
 def _recorded(command: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def _list_for_card(text: str) -> dict[str, Any]:
     columns = ["preset", "trains", f"on {name}", "hours", "base model"]
     print_table("presets", columns, rows)
     tell(
-        f"Calculated for clips of six seconds on known cards of {gigabytes:.0f} GB, not "
+        f"Calculated for clips of eight seconds on known cards of {gigabytes:.0f} GB, not "
         f'measured; for your clips: videotune plan CLIPS --preset NAME --card "{name}"'
     )
     fit_by_preset = {preset: fit_words(fit) for preset, fit in fits.items()}

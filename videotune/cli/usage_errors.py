@@ -23,31 +23,34 @@ OTHER_NAMES = {
 """Words that users try for an option, and that option."""
 
 
-def usage_error_text(error: Any, words: Sequence[str]) -> str:
+def usage_error_text(error: Any, arguments: Sequence[str]) -> str:
     """Return what is wrong with a command line, and what was meant if that is plain.
 
     Args:
         error: the parser's exception.
-        words: the command line without the program's name.
+        arguments: the command line without the program's name.
     """
     context = getattr(error, "ctx", None)
     command = getattr(context, "command_path", "videotune")
     text = error.format_message()
     option = getattr(error, "option_name", None)
     if option is not None and context is not None:
-        meant = _meant_option(option, words, _options_of(context.command))
+        meant = _meant_option(option, arguments, _options_of(context.command))
         if meant:
             return f"{meant}  See `{command} --help`."
     if text.startswith("Got unexpected extra argument"):
-        text += _unquoted_path(words)
+        text += _unquoted_path(arguments)
     return f"{text}  See `{command} --help`."
 
 
 def _options_of(command: Any) -> set[str]:
-    return {name for part in command.params for name in getattr(part, "opts", ())}
+    options: set[str] = set()
+    for parameter in command.params:
+        options.update(getattr(parameter, "opts", ()))
+    return options
 
 
-def _meant_option(option: str, words: Sequence[str], options: set[str]) -> str:
+def _meant_option(option: str, arguments: Sequence[str], options: set[str]) -> str:
     """Return what an unknown option meant; empty if that is not plain."""
     name = option.lstrip("-")
     other_name = OTHER_NAMES.get(name)
@@ -65,38 +68,38 @@ def _meant_option(option: str, words: Sequence[str], options: set[str]) -> str:
     named = named or [known for known in keys if known.rpartition(".")[2] == key]
     if named:
         settings = " or ".join(
-            f"--set {known}={_value_of(option, words)}" for known in named[:3]
+            f"--set {known}={_value_of(option, arguments)}" for known in named[:3]
         )
         return f"{key} is a setting: {settings}"
 
     near = difflib.get_close_matches(key, keys, 1, 0.8)
     if near and not difflib.get_close_matches(option, sorted(options), 1, 0.8):
-        setting = f"--set {near[0]}={_value_of(option, words)}"
+        setting = f"--set {near[0]}={_value_of(option, arguments)}"
         return (
             f"No such option: {option}; did you mean the setting {near[0]}: {setting}?"
         )
     return ""
 
 
-def _value_of(option: str, words: Sequence[str]) -> str:
+def _value_of(option: str, arguments: Sequence[str]) -> str:
     """Return the value that the command line gives an option."""
-    for index, word in enumerate(words):
+    for index, word in enumerate(arguments):
         name, equals, value = word.partition("=")
         if name != option:
             continue
         if equals:
             return value
-        if index + 1 < len(words) and not words[index + 1].startswith("--"):
-            return words[index + 1]
+        if index + 1 < len(arguments) and not arguments[index + 1].startswith("--"):
+            return arguments[index + 1]
         return "true"
     return "VALUE"
 
 
-def _unquoted_path(words: Sequence[str]) -> str:
-    """Return the advice to quote a path, if two words of the command line are one."""
+def _unquoted_path(arguments: Sequence[str]) -> str:
+    """Return the advice to quote a path, if two arguments of the command line are one."""
     from pathlib import Path
 
-    for first, second in pairwise(words):
+    for first, second in pairwise(arguments):
         path = f"{first} {second}"
         is_path = Path(path).exists() and not Path(first).exists()
         if is_path:

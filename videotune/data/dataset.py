@@ -105,12 +105,7 @@ def scan(
     notes += index.notes
     source_clips = _source_clips(usable, locations, config)
     _mark_near_duplicates(usable, source_clips)
-    uncaptioned = [
-        candidate for candidate in candidates if candidate.lacks_only_caption
-    ]
-    if uncaptioned:
-        looked_at = [*usable, *uncaptioned]
-        _mark_near_duplicates(looked_at, _source_clips(looked_at, locations, config))
+    _look_at_uncaptioned(candidates, usable, locations, config)
     source_notes = _assign_sources(usable, source_clips)
     notes += _hold_out(usable, config, rules)
     # What makes the validation loss useless comes before how names were understood.
@@ -378,6 +373,21 @@ def _source_clips(
         signatures = candidate.scan.signatures
         clips.append(SourceClip(path, candidate.media.seconds, signatures))
     return clips
+
+
+def _look_at_uncaptioned(
+    candidates: Sequence[Candidate],
+    usable: Sequence[Candidate],
+    locations: Sequence[Location],
+    config: Config,
+) -> None:
+    """Let clips that lack only a caption name clips that they look like."""
+    uncaptioned = [
+        candidate for candidate in candidates if candidate.lacks_only_caption
+    ]
+    if uncaptioned:
+        looked_at = [*usable, *uncaptioned]
+        _mark_near_duplicates(looked_at, _source_clips(looked_at, locations, config))
 
 
 def _mark_near_duplicates(

@@ -34,7 +34,8 @@ from videotune.data.metadata_files import (
     MetadataRow,
     read_metadata,
 )
-from videotune.errors import VideotuneError
+from videotune.errors import VideotuneError, did_you_mean
+from videotune.files import near_paths
 from videotune.text import counted, counted_are
 
 RUN_FILES = ("config.json", "journal.jsonl")
@@ -47,9 +48,8 @@ def require_dataset_path(root: Path) -> None:
     """
     if not root.is_dir() and not root.is_file():
         fault = "is not a folder" if root.exists() else "does not exist"
-        raise VideotuneError(
-            f"The dataset folder {root} {fault}. Give the folder of the clips."
-        )
+        near = did_you_mean(near_paths(root), ". Give the folder of the clips.")
+        raise VideotuneError(f"The dataset folder {root} {fault}{near}")
 
 
 def read_folder(

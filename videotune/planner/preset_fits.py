@@ -25,7 +25,7 @@ DRIVER_SHARE = 1.08
 
 @dataclass(frozen=True)
 class PresetFit:
-    """How a preset fits cards of some memory, for one clip of six seconds."""
+    """How a preset fits cards of some memory, for one clip of eight seconds."""
 
     verdict: str
     """ "fits" or "tight"; empty: it does not fit."""
