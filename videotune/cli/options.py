@@ -225,13 +225,13 @@ def next_command(name: str, overrides: Overrides, *further_options: str) -> str:
     return " ".join(["videotune", *map(_quoted, [*arguments, *further_options])])
 
 
-def _quoted(word: str) -> str:
-    """Quote a word as every shell takes it, Windows' too, if it needs that."""
-    if re.fullmatch(r"[\w@%+=:,./~-]+", word):
-        return word
-    if not re.search(r'["$`\\!]', word):
-        return f'"{word}"'
-    return shlex.quote(word)
+def _quoted(argument: str) -> str:
+    """Quote an argument as every shell takes it, Windows' too, if it needs that."""
+    if re.fullmatch(r"[\w@%+=:,./~-]+", argument):
+        return argument
+    if not re.search(r'["$`\\!]', argument):
+        return f'"{argument}"'
+    return shlex.quote(argument)
 
 
 def _with_source(overrides: Overrides, source: str | None) -> Overrides:
@@ -284,8 +284,8 @@ def with_json(command: Callable[..., Any]) -> Callable[..., Any]:
 def without_types_of_flags(command: Callable[..., Any]) -> None:
     """Let --help name no type behind an option that takes no value."""
     for hint in get_type_hints(command, include_extras=True).values():
-        value_type, *rest = get_args(hint) or (hint,)
-        for option in rest:
+        value_type, *metadata = get_args(hint) or (hint,)
+        for option in metadata:
             if value_type is bool and isinstance(option, OptionInfo):
                 option.metavar = ""
 

@@ -64,11 +64,13 @@ def _meant_option(option: str, arguments: Sequence[str], options: set[str]) -> s
     keys = list(leaves())
     key = name.replace("-", "_")
     # A key of a section may be given without the section, if no other has its name.
-    named = [known for known in keys if known == key]
-    named = named or [known for known in keys if known.rpartition(".")[2] == key]
+    named = [key_path for key_path in keys if key_path == key]
+    named = named or [
+        key_path for key_path in keys if key_path.rpartition(".")[2] == key
+    ]
     if named:
         settings = " or ".join(
-            f"--set {known}={_value_of(option, arguments)}" for known in named[:3]
+            f"--set {key_path}={_value_of(option, arguments)}" for key_path in named[:3]
         )
         return f"{key} is a setting: {settings}"
 
@@ -83,8 +85,8 @@ def _meant_option(option: str, arguments: Sequence[str], options: set[str]) -> s
 
 def _value_of(option: str, arguments: Sequence[str]) -> str:
     """Return the value that the command line gives an option."""
-    for index, word in enumerate(arguments):
-        name, equals, value = word.partition("=")
+    for index, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
         if name != option:
             continue
         if equals:
