@@ -41,8 +41,8 @@ from videotune.planner.fit import (
     config_constraints,
     fit,
     spare_memory,
-    to_json,
 )
+from videotune.planner.fit_facts import to_json
 from videotune.planner.gpus import find_card
 from videotune.planner.measure import FakeRun
 from videotune.planner.memory import Constraints

@@ -28,6 +28,7 @@ from videotune.memory.block_offload import stream_blocks
 from videotune.memory.checkpointing import (
     ATTENTION_SAVED,
     CPU_OFFLOADED,
+    IN_PARTS,
     OFF,
     ON,
     checkpoint_blocks,
@@ -177,6 +178,34 @@ def test_inputs_on_the_host() -> None:
     assert away.host == {"block inputs": 10 << 24}
     assert away.device["forward"]["activations"] == 200 * MB - 8 * 10 * MB
     assert away.device["end"] == memory.need(facts(), Choice(2, ON, 0)).device["end"]
+
+
+def test_blocks_in_parts_are_chosen_only_where_nothing_else_fits() -> None:
+    """Of a block that is computed again in parts half of the activations are left."""
+    plain = facts()
+    in_parts = replace(
+        plain,
+        one_sample={**plain.one_sample, IN_PARTS: reading(1200 * MB, 50 * MB, 5e12)},
+        two_samples={
+            **plain.two_samples,
+            IN_PARTS: reading(1200 * MB, 100 * MB, 10e12),
+        },
+        kept={**plain.kept, IN_PARTS: plain.kept[ON]},
+    )
+    smallest = memory.smallest(plain, 1, Constraints())
+    assert memory.smallest(in_parts, 1, Constraints()).needed < smallest.needed
+    for limit in (smallest.needed, smallest.needed - 1):
+        fastest = memory.fastest(in_parts, 1, Constraints(), limit, USUAL)
+        assert fastest is not None
+        is_in_parts = fastest.choice.checkpointing == IN_PARTS
+        assert is_in_parts == (limit < smallest.needed)
+    assert memory.fastest(plain, 1, Constraints(), smallest.needed - 1, USUAL) is None
+
+    choice = Choice(1, IN_PARTS, 0)
+    assert (
+        memory.need(in_parts, choice).host
+        == memory.need(plain, replace(choice, checkpointing=CPU_OFFLOADED)).host
+    )
 
 
 def test_weights_that_train_take_their_optimizer_with_them() -> None:

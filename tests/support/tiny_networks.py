@@ -92,6 +92,9 @@ def batch_of(family: Any, count: int = 2, seed: int = 0) -> Batch:
         if family.spec.image_conditioning != "none"
         else {}
     )
+    if family.spec.control_channels:
+        size = (family.spec.control_channels, *rules.latent_size(shape))
+        extras = {**extras, "control": draw(*size)}
     clean = torch.zeros(count, 1, x0.shape[2], 1, 1, dtype=torch.bool)
     clean[0, :, 0] = family.spec.image_conditioning == "replace"
     conditioning: Conditioning = family.collate_states(

@@ -7,7 +7,10 @@ from videotune.console import size
 from videotune.errors import VideotuneError
 from videotune.text import duration, memory_size
 
-OFFLOADED = "CPU_OFFLOADED"
+OFFLOADED = {
+    "CPU_OFFLOADED": "inputs kept on the host",
+    "IN_PARTS": "inputs kept on the host, blocks computed again in parts",
+}
 """Gradient checkpointing that keeps inputs of blocks on the host."""
 
 
@@ -90,10 +93,11 @@ def _time_and_price(facts: Mapping[str, Any]) -> str:
 
 def unproven(facts: Mapping[str, Any]) -> str:
     """Return what of a plan that fits has never run on a card; empty if all has."""
-    if not facts["fits"] or facts["chosen"].get("gradient_checkpointing") != OFFLOADED:
+    mode = facts["chosen"].get("gradient_checkpointing")
+    if not facts["fits"] or mode not in OFFLOADED:
         return ""
     return (
-        "gradient_checkpointing CPU_OFFLOADED, which this needs, has run on a stand-in "
+        f"gradient_checkpointing {mode}, which this needs, has run on a stand-in "
         "for a card only: watch the first steps"
     )
 
@@ -103,8 +107,9 @@ def _means(chosen: Mapping[str, Any]) -> str:
     means = []
     if chosen.get("layer_offload_fraction"):
         means.append("streaming")
-    if chosen.get("gradient_checkpointing") == OFFLOADED:
-        means.append("inputs kept on the host")
+    mode = chosen.get("gradient_checkpointing")
+    if mode in OFFLOADED:
+        means.append(OFFLOADED[mode])
     return " and ".join(means) or "settings that save memory"
 
 

@@ -37,8 +37,8 @@ from videotune.planner.fit import (
     requested_card,
     spare_memory,
     step_seconds,
-    to_json,
 )
+from videotune.planner.fit_facts import to_json
 from videotune.planner.gpus import Card, memory_and_name
 from videotune.planner.plan import make_plan
 from videotune.planner.process_choice import Target, shared_job

@@ -27,7 +27,7 @@ from videotune.data.video_writer import write_video
 from videotune.errors import VideotuneError
 from videotune.files import read_json, write_json, write_text
 from videotune.job.overrides import Overrides
-from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON
+from videotune.memory.checkpointing import CPU_OFFLOADED, IN_PARTS, OFF, ON
 from videotune.memory.host_weights import pinned
 from videotune.models import base_model, loading, registry
 from videotune.planner import memory
@@ -47,6 +47,7 @@ WAYS: Mapping[str, tuple[str, float, str]] = {
     GRAPHS: (ON, 0.0, "auto"),
     "weights streamed": (ON, 1.0, "false"),
     "block inputs offloaded": (CPU_OFFLOADED, 0.0, "false"),
+    "blocks computed in parts": (IN_PARTS, 1.0, "false"),
     "no checkpointing": (OFF, 0.0, "false"),
 }
 """What is trained: gradient_checkpointing, layer_offload_fraction and cuda_graphs.

@@ -34,13 +34,16 @@ if TYPE_CHECKING:
 
 
 def step_spec(job: Job, dtype: str) -> StepSpec:
-    """Return the spec of a run's most expensive step.
+    """Return the spec of a run's most expensive step, with a reading of IN_PARTS if the
+    config asks for it.
 
     One that was read before comes first, since it is exact: the tables' is interpolated.
     """
     spec = known_step_spec(job, dtype)
     if spec is not None:
         return spec
+    if job.config.gradient_checkpointing == IN_PARTS:
+        return _read_in_parts(job, dtype)
     inputs = PlanInputs.of(job, dtype)
     spec = read_step_spec(inputs)
     _store(spec, _cache_file(job, inputs))
@@ -75,13 +78,18 @@ def step_spec_with_tiles(job: Job, dtype: str) -> StepSpec:
 
 
 def step_spec_in_parts(job: Job, dtype: str) -> StepSpec:
-    """Return ``step_spec`` with a reading of IN_PARTS, which is only needed if nothing else
-    fits.
+    """Return ``step_spec`` with a reading of IN_PARTS, if the run can be trained so. It is
+    only needed if nothing else fits.
     """
-    inputs = PlanInputs.of(job, dtype)
     spec = step_spec(job, dtype)
     if IN_PARTS in spec.kept or cannot_compute_in_parts(job.config):
         return spec
+    return _read_in_parts(job, dtype)
+
+
+def _read_in_parts(job: Job, dtype: str) -> StepSpec:
+    """Read the spec with IN_PARTS. No tables have that, so it is a run on fake tensors."""
+    inputs = PlanInputs.of(job, dtype)
     run = fake_run(inputs)
     readings = shipped_readings(inputs) or run
     spec = assemble(readings, inputs, run.family, parts=run)
@@ -101,11 +109,12 @@ def known_step_spec(job: Job, dtype: str) -> StepSpec | None:
     if job.base is None:
         return None
     inputs = PlanInputs.of(job, dtype)
+    is_in_parts = job.config.gradient_checkpointing == IN_PARTS
     spec = _read_cached(_cache_file(job, inputs))
-    if spec is not None:
+    if spec is not None and (IN_PARTS in spec.kept or not is_in_parts):
         return _of_run(spec, job)
     readings = shipped_readings(inputs)
-    if readings is None:
+    if readings is None or is_in_parts:
         return None
     return _of_run(assemble(readings, inputs, open_family(inputs)), job)
 

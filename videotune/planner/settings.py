@@ -16,7 +16,7 @@ from videotune.console import echo
 from videotune.errors import DoesNotFit
 from videotune.job.job import Job
 from videotune.memory.accelerator import has_streams, local_device
-from videotune.memory.checkpointing import IN_PARTS, OFF
+from videotune.memory.checkpointing import OFF
 from videotune.memory.compiling import no_compiler
 from videotune.planner import memory
 from videotune.planner.denoiser_size import host_checkpointing, surely_fits
@@ -161,8 +161,6 @@ def planned_need(job: Job, dtype: str) -> tuple[StepSpec, Need] | None:
     config = job.config
     is_open = config.micro_batch_size is None or config.gradient_checkpointing is None
     if spec is None or is_open:
-        return None
-    if config.gradient_checkpointing == IN_PARTS and IN_PARTS not in spec.kept:
         return None
     batch = max(pass_samples(job))
     constraints = config_constraints(config, len(spec.blocks), batch)
