@@ -16,7 +16,13 @@ import typer
 from videotune.config.base_models import download_size
 from videotune.console import print_table
 from videotune.errors import VideotuneError
-from videotune.planner.preset_fits import PresetFit, best_preset, fit_of, fit_words
+from videotune.planner.preset_fits import (
+    PresetFit,
+    best_preset,
+    fit_of,
+    fit_words,
+    rank_of,
+)
 from videotune.presets.recipes import find_model, models, recipe, recipes
 from videotune.presets.shipped import memory_class, preset_card, read_preset
 
@@ -175,13 +181,7 @@ def _fitting_first(gigabytes: int) -> list[str]:
     """Return the models: those that fit a card, then those that are tight, then others."""
     if not gigabytes:
         return list(models())
-    order = {"fits": 0, "tight": 1, "": 2}
-
-    def rank(model: str) -> int:
-        fit = _fit(model, gigabytes)
-        return 3 if fit is None else order[fit.verdict]
-
-    return sorted(models(), key=rank)
+    return sorted(models(), key=lambda model: rank_of(_fit(model, gigabytes)))
 
 
 def _fit(model: str, gigabytes: int) -> PresetFit | None:

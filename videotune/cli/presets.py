@@ -59,14 +59,13 @@ def list_presets(card: PresetCard = None) -> dict[str, Any] | None:
 def _list_for_card(text: str) -> dict[str, Any]:
     """Print the presets with their fit on a card, those that fit first."""
     from videotune.planner.gpus import memory_or_card
-    from videotune.planner.preset_fits import fit_of, fit_words
+    from videotune.planner.preset_fits import fit_of, fit_words, rank_of
 
     card = memory_or_card(text)
     gigabytes = card if isinstance(card, float) else card.vram / 2**30
     name = f"{card:g} GB" if isinstance(card, float) else card.name
     fits = {preset: fit_of(preset, gigabytes) for preset in preset_names()}
-    order = ["fits", "is tight", "any machine", "does not fit"]
-    presets = sorted(fits, key=lambda preset: order.index(fit_words(fits[preset])))
+    presets = sorted(fits, key=lambda preset: rank_of(fits[preset]))
 
     rows = []
     for preset in presets:
@@ -77,7 +76,7 @@ def _list_for_card(text: str) -> dict[str, Any]:
     columns = ["preset", "trains", f"on {name}", "hours", "base model"]
     print_table("presets", columns, rows)
     tell(
-        f"Calculated for clips of eight seconds on known cards of {gigabytes:.0f} GB, not "
+        f"Calculated for clips of eight seconds on known cards of such memory, not "
         f'measured; for your clips: videotune plan CLIPS --preset NAME --card "{name}"'
     )
     fit_by_preset = {preset: fit_words(fit) for preset, fit in fits.items()}

@@ -3,6 +3,7 @@
 A plan takes a second for each preset; a list of all of them reads this table.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +17,7 @@ from videotune.text import counted
 
 TABLE = Path(__file__).with_name("preset_fits.json")
 
-CLASSES = (8, 12, 16, 24, 32, 48, 80)
+CLASSES = (8, 12, 16, 24, 32, 48, 80, 180)
 """GB of the cards that presets are planned for."""
 
 DRIVER_SHARE = 1.08
@@ -54,8 +55,9 @@ def fit_of(preset: str, gigabytes: float) -> PresetFit | None:
     rows = _table().get(preset)
     if rows is None:
         return None
-    reached = [size for size in CLASSES if size <= gigabytes * DRIVER_SHARE]
-    row = rows.get(str(reached[-1])) if reached else None
+    # A preset that fits a card fits a larger one too.
+    reached = [size for size in map(int, rows) if size <= gigabytes * DRIVER_SHARE]
+    row = rows[str(max(reached))] if reached else None
     return (
         PresetFit("") if row is None else PresetFit(row["verdict"], tuple(row["hours"]))
     )
@@ -66,6 +68,15 @@ def fit_words(fit: PresetFit | None) -> str:
     if fit is None:
         return "any machine"
     return {"fits": "fits", "tight": "is tight"}.get(fit.verdict, "does not fit")
+
+
+def rank_of(fit: PresetFit | None) -> tuple[int, float]:
+    """Return the place of a preset in a list for a card: what fits, then what is tight,
+    what trains anywhere and what does not fit; the quickest first.
+    """
+    words = ["fits", "is tight", "any machine", "does not fit"]
+    hours = max(fit.hours, default=math.inf) if fit is not None else math.inf
+    return words.index(fit_words(fit)), hours
 
 
 def best_preset(model: str, gigabytes: float) -> str:
