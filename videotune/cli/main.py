@@ -25,7 +25,7 @@ from videotune.cli.export import card, export, publish, report
 from videotune.cli.init import init, tiny
 from videotune.cli.interop import autopsy, import_config
 from videotune.cli.lora import lora_app
-from videotune.cli.options import Opt, with_json, without_types_of_flags
+from videotune.cli.options import Command, Opt, with_json, without_types_of_flags
 from videotune.cli.plan import plan
 from videotune.cli.presets import config_app, presets_app, show_schema
 from videotune.cli.queue import queue_app, sweep
@@ -120,6 +120,7 @@ for group in (app, *GROUPS.values()):
         if registered.callback not in WITHOUT_JSON_OPTION:
             registered.callback = with_json(registered.callback)  # type: ignore[arg-type]
         without_types_of_flags(registered.callback)
+        registered.cls = Command
         # Typer would break the lines of --help where the docstring's lines end
         registered.help = unwrapped(registered.callback.__doc__ or "")
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 import typer
 from typer import Argument as Arg
 from typer import Option as Opt
+from typer.core import TyperCommand
 from typer.models import OptionInfo
 
 from videotune import console
@@ -279,6 +280,17 @@ def with_json(command: Callable[..., Any]) -> Callable[..., Any]:
 
     json_option = Parameter("as_json", Parameter.KEYWORD_ONLY, default=False)
     return as_command(run, command, (*parameters.values(), json_option), hints)
+
+
+class Command(TyperCommand):
+    """A command whose --help names no type behind --help itself."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """Return the option --help."""
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.metavar = ""
+        return option
 
 
 def without_types_of_flags(command: Callable[..., Any]) -> None:

@@ -12,8 +12,8 @@ from videotune.data.file_checks import ClipProblem
 from videotune.data.images import IMAGE_SUFFIXES
 from videotune.data.layouts import RUN_FILES, read_folder
 from videotune.data.probe import probe
-from videotune.errors import VideotuneError
-from videotune.files import life
+from videotune.errors import VideotuneError, did_you_mean
+from videotune.files import life, near_paths
 from videotune.reporter.outcome import (
     FINISHED_STATES,
     RUNNING_STATES,
@@ -228,10 +228,12 @@ def runs_below(folder: Path) -> list[RunOverview]:
         VideotuneError: if the folder does not exist.
     """
     if not folder.is_dir():
-        raise VideotuneError(
-            f"{folder} is not a folder. Give a run, a folder of runs or of clips, "
-            "or a folder of the studio's projects."
+        otherwise = (
+            ". Give a run, a folder of runs or of clips, or a folder of the studio's "
+            "projects."
         )
+        near = did_you_mean(near_paths(folder), otherwise)
+        raise VideotuneError(f"{folder} is not a folder{near}")
     runs = list(find_marked(folder, RUN_MARKS))
     runs.sort(key=_written_at, reverse=True)
     return [overview(run) for run in runs]
