@@ -74,9 +74,9 @@ def rank_of(fit: PresetFit | None) -> tuple[int, float]:
     """Return the place of a preset in a list for a card: what fits, then what is tight,
     what trains anywhere and what does not fit; the quickest first.
     """
-    words = ["fits", "is tight", "any machine", "does not fit"]
+    verdicts = ["fits", "is tight", "any machine", "does not fit"]
     hours = max(fit.hours, default=math.inf) if fit is not None else math.inf
-    return words.index(fit_words(fit)), hours
+    return verdicts.index(fit_words(fit)), hours
 
 
 def best_preset(model: str, gigabytes: float) -> str:
