@@ -6,8 +6,11 @@ processes that are forked after torch has been imported. Without FILE: the files
 package that the last commit changed. The exit code is 1 if more than 5 % survive, or if
 mutmut stops, whose reason is then printed. That is mostly a test that fails without any
 mutant: its two runs of the unchanged code, for statistics and for the clean result, must
-pass. With --sample, N mutants are drawn from those of all files, by a fixed seed, and
-the share of survivors is given with its interval of 95 % (Wilson 1927).
+pass, in one process. So no name of a case has a backslash, which pytest escapes once
+more in its second run, and no list of cases is a generator.
+
+With --sample, N mutants are drawn from those of all files, by a fixed seed, and the share
+of survivors is given with its interval of 95 % (Wilson 1927).
 
 Left out of the count are mutants that change only the text of a message, or whether
 ``zip`` compares lengths: no test should depend on the one, and none can see the other.
@@ -66,7 +69,14 @@ TESTS = {
     "exporter/full.py": [
         "tests/exporter",
         "tests/effects/test_effects_options.py",
-        "tests/commands/test_adapter_runs.py",
+        *(
+            f"tests/commands/test_adapter_runs.py::{test}"
+            for test in (
+                "test_a_merged_model_is_the_base_s_own_numbers_and_the_adapter",
+                "test_a_run_its_files_and_its_merged_model_draw_the_same",
+                "test_modules_with_scales_of_their_own_are_drawn_and_merged_as_trained",
+            )
+        ),
     ],
     "latent_cache/batches.py": [
         "tests/latent_cache",
@@ -77,12 +87,72 @@ TESTS = {
         "tests/effects/test_effects_companions.py",
     ],
     "planner/memory.py": ["tests/planner/test_planner.py"],
+    "planner/out_of_memory.py": ["tests/commands/test_not_finite.py"],
+    "planner/plan.py": [
+        "tests/planner/test_plan_parts.py",
+        "tests/commands/test_plan_command.py",
+        "tests/commands/test_model_runs.py::test_the_plan_says_what_each_expert_trains",
+    ],
+    "planner/settings.py": [
+        "tests/commands/test_plan_command.py",
+        "tests/effects/test_effects_training.py",
+    ],
     "runs/checkpoint.py": ["tests/runs/test_checkpoints.py"],
     "runs/journal.py": ["tests/validation/test_journal_disk.py"],
+    "trainer/build.py": [
+        "tests/trainer/test_build.py",
+        "tests/trainer/test_golden.py",
+        "tests/effects/test_effects_companions.py",
+    ],
+    "trainer/optimizer_bytes.py": ["tests/trainer/test_optimizer_contract.py"],
+    "trainer/progress.py": [
+        "tests/effects/test_effects_outputs.py",
+        "tests/commands/test_validation_runs.py::test_the_progress_bar_has_times_seen_with_their_band",
+        "tests/commands/test_validation_runs.py::test_the_time_left_counts_what_is_done_between_steps",
+    ],
+    "trainer/step.py": [
+        "tests/trainer/test_step.py",
+        "tests/trainer/test_golden.py",
+        "tests/effects/test_effects_training.py",
+    ],
     "trainer/step_record.py": ["tests/trainer/test_step.py"],
+    "trainer/throughput.py": ["tests/validation/test_monitor.py"],
+    "trainer/trainer.py": [
+        "tests/trainer/test_callbacks.py",
+        "tests/trainer/test_step.py",
+        "tests/effects/test_effects_options.py",
+        "tests/effects/test_effects_state.py",
+        "tests/commands/test_validation_runs.py::test_it_is_counted_as_often_as_it_is_due",
+    ],
+    "trainer/views_counted.py": [
+        "tests/commands/test_validation_runs.py::test_views_are_counted_anew_as_they_grow_and_at_the_end"
+    ],
     "validation/overfitting.py": ["tests/validation/test_verdict.py"],
 }
 """Tests of files whose tests have another name than test_FILE.py of their folder."""
+
+FOLDER_TESTS = {
+    "planner": ["tests/planner", "tests/commands/test_plan_command.py"],
+    "trainer": [
+        "tests/trainer/test_build.py",
+        "tests/trainer/test_callbacks.py",
+        "tests/trainer/test_golden.py",
+        "tests/trainer/test_optimizers.py",
+        "tests/trainer/test_rank_figures.py",
+        "tests/trainer/test_restore_elsewhere.py",
+        "tests/trainer/test_shared_saves.py",
+        "tests/trainer/test_shown_notes.py",
+        "tests/trainer/test_step.py",
+        "tests/effects/test_effects_float16.py",
+        "tests/effects/test_effects_options.py",
+        "tests/effects/test_effects_outputs.py",
+        "tests/effects/test_effects_state.py",
+        "tests/effects/test_effects_training.py",
+    ],
+}
+"""Tests of all other files of folders that need more, or less, than all of their own
+tests: those of several processes take minutes, and mutmut sees only the first process.
+"""
 
 NOT_UNDER_MUTANTS = (
     "tests/adapters/test_fused_lora.py::test_it_compiles_into_one_graph",
@@ -161,7 +231,9 @@ def tests_of(path: Path) -> list[str]:
         return TESTS[name]
     folder = Path("tests") / path.parts[1]
     own_tests = folder / f"test_{path.name}"
-    return [str(own_tests if (ROOT / own_tests).is_file() else folder)]
+    if (ROOT / own_tests).is_file():
+        return [str(own_tests)]
+    return FOLDER_TESTS.get(path.parts[1], [str(folder)])
 
 
 def changed_files() -> list[Path]:
@@ -205,6 +277,7 @@ def configure(work: Path, files: list[Path], more_tests: list[str]) -> None:
         "pytest_add_cli_args_test_selection": tests,
         "pytest_add_cli_args": [
             *("-n", "0", "-p", "no:cacheprovider", "-m", "not slow and not long"),
+            *("-p", "no:effect_marks"),  # a mutant gets some tests of a key, not all
             *(f"--deselect={test}" for test in NOT_UNDER_MUTANTS),
         ],
         "use_git_change_detection": False,

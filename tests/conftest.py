@@ -4,12 +4,15 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
 
 from tests.support.effect_marks import EffectMarks
+
+if TYPE_CHECKING:
+    from tests.support.object_stores import Store
 
 settings.register_profile(
     "no clock", deadline=None
@@ -69,7 +72,7 @@ def root_entries() -> set[str]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(EffectMarks(), "effect marks")
+    config.pluginmanager.register(EffectMarks(), "effect_marks")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -149,6 +152,38 @@ def tiny_family(tiny_bases: Callable[..., Path]) -> Callable[..., Any]:
         return find(name)(tiny_bases(name, variant), torch.device("cpu"), dtype)
 
     return get
+
+
+@pytest.fixture(scope="session")
+def _object_server() -> Iterator["Store"]:
+    from tests.support.object_stores import serving_objects
+
+    with serving_objects() as store:
+        yield store
+
+
+@pytest.fixture
+def objects(
+    _object_server: "Store", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator["Store"]:
+    """An object store, and a user's cache of this test's own."""
+    from tests.support.object_stores import CREDENTIALS
+    from videotune.data.workers import close_default_workers
+
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", _object_server.url)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    for name in ("VIDEOTUNE_OBJECT_CACHE_GB", "VIDEOTUNE_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    # Child processes keep the environment that they were started in.
+    close_default_workers()
+    _object_server.forget()
+    yield _object_server
+    _object_server.latency = 0.0
+    _object_server.refuse = None
+    os.environ.pop("VIDEOTUNE_OBJECT_CACHE_GB", None)
+    close_default_workers()
 
 
 @pytest.fixture(scope="session")

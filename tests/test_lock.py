@@ -44,7 +44,11 @@ def test_every_package_that_users_install_has_bounds_which_hold_the_tested_versi
         "project"
     ]
     extras = project["optional-dependencies"]
-    requirements = [*project["dependencies"], *extras["tensorboard"]]
+    requirements = [
+        *project["dependencies"],
+        *extras["tensorboard"],
+        *extras["s3"],
+    ]
     (torch_version,) = re.findall(r"^# torch==(\S+)$", LOCK, re.MULTILINE)
     tested = pins(LOCK) | {"torch": torch_version}
 

@@ -12,9 +12,10 @@ from videotune.types import ClipShape
 ImageConditioning = Literal["none", "replace", "concat"]
 
 APPENDED_OF_SUFFIX = 2
-"""Latent frames of an appended suffix that are tokens beside the clip's: an encoder that
-gets the suffix alone makes them without the frames before. The other ones have the place
-of the clip's last latents.
+"""Latent frames of an appended suffix that are tokens of their own, after the clip's. An
+encoder that gets only the suffix makes these first latents without the frames before it, so
+they differ from the clip's latents of the same frames. Those after them replace the clip's
+last latents.
 """
 
 ASSET = "asset:"
@@ -128,7 +129,7 @@ class ConnectorRules:
     text_width: int
     """Width of the states that they read."""
     text_numbers: int
-    """Numbers of a caption that they read beside its ``text_tokens`` states."""
+    """Numbers of a caption that they read in addition to its ``text_tokens`` states."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,7 @@ class ModelSpec:
     "concat" adds channels.
     """
     further_conditions: Mapping[str, ConditionSupport] = field(default_factory=dict)
-    """Conditions beside that of ``image_conditioning``, by their type."""
+    """Conditions in addition to that of ``image_conditioning``, by their type."""
     experts: tuple[Expert, ...] = (Expert("transformer"),)
     timestep_distribution: str = "LOGIT_NORMAL"
     prediction_constants: Mapping[str, float] = field(default_factory=dict)
@@ -200,7 +201,7 @@ class ModelSpec:
     """
     encodes_first_frame: bool = False
     """Whether a first frame that is fed clean is encoded on its own, because the VAE
-    gives it other latents within a clip. The cache keeps its latents beside the clip's.
+    gives it other latents within a clip. The cache keeps its latents and the clip's.
     """
     image_noise: bool = False
     """Whether noise is drawn onto the conditioning frame before it is encoded, for each
@@ -212,7 +213,7 @@ class ModelSpec:
     None: 8 steps of its frames in a square of ``default_resolution``.
     """
     keeps_variance: bool = False
-    """Whether the cache keeps the variance of its latents beside the mean."""
+    """Whether the cache keeps the variance of its latents, too, and not only the mean."""
     image_channels: tuple[int, int] = (0, 0)
     """Channels of a conditioning image that the cache keeps: of each latent frame, and
     of the first one only.
@@ -222,7 +223,7 @@ class ModelSpec:
     also if they show nothing.
     """
     image_numbers: int = 0
-    """Numbers of a conditioning image that the cache keeps beside those."""
+    """Numbers of a conditioning image that the cache keeps in addition to those."""
     fused_modules: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = field(
         default_factory=dict
     )
@@ -230,7 +231,8 @@ class ModelSpec:
     and their paths within a block in the order of their rows.
     """
     text_numbers: int = 0
-    """Numbers that text encoders give of a caption beside its ``text_tokens`` states.
+    """Numbers that text encoders give of a caption in addition to its ``text_tokens``
+    states.
     """
     authors_text: bool = False
     """Whether captions are read as the authors' code reads them, not as diffusers'
@@ -332,22 +334,23 @@ class ModelSpec:
         )
 
     @property
-    def shown_with_clip(self) -> frozenset[str]:
-        """Types of the conditions on channels that are encoded together with a clip, in
-        one entry of the cache.
+    def cached_with_clip(self) -> frozenset[str]:
+        """Types of the conditions that a clip's own cache entry shows on channels: they are
+        encoded together with the clip.
         """
         is_on_channels = self.image_conditioning == "concat"
         return self.required_conditions | ({"first_frame"} if is_on_channels else set())
 
     def has_own_entry(self, types: frozenset[str]) -> bool:
-        """Whether the cache has an entry for these conditions' channels, apart from the
-        clip's.
+        """Whether what channels show of these conditions is a cache entry of its own, and
+        not part of the clip's.
 
-        Channels of an image are zeros without a condition, control channels never are.
+        Channels of an image are zeros without a condition, which need no entry. Control
+        channels are never zeros.
         """
         if self.control_channels:
             return True
-        return bool(types) and types != self.shown_with_clip
+        return bool(types) and types != self.cached_with_clip
 
     def is_appended(self, condition: str) -> bool:
         """Whether a condition's tokens are appended to the clip's."""

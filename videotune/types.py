@@ -8,7 +8,7 @@ Latents are always normalised, (B, C, F, H, W), and float32 where losses are tak
 A run learns video, sound or both (the config's ``generate``). *Learnt* is what is noised
 and has a loss; *given* is what the network is fed clean and without a loss: a video or a
 sound that is not learnt, or cells of a video that is (a first frame, what a mask leaves).
-*Shown* is what it reads beside its latents, on channels of its own.
+*Shown* is what the network reads on channels that it has in addition to its latents'.
 
 ``t`` lies in [0, 1]: 0 is data, 1 is noise. For v-prediction t is k / (K - 1) with an
 integer timestep k; for flow matching it is the noise level itself. The timestep input
@@ -60,7 +60,7 @@ class ClipShape:
 
 @dataclass(frozen=True, order=True)
 class Pacing:
-    """How often and when the clips of a dataset are shown, beside their repeats."""
+    """How often and when the clips of a dataset are shown; their repeats come on top."""
 
     batch_size: int = 0
     """Samples of one forward pass. 0: the run's."""
@@ -118,11 +118,10 @@ class Window:
     start: float
     """First second of the window within the clip."""
     end: float
-    """Bound for drawing frame times: the latest start + frames / fps.
+    """Bound for drawing frame times: (latest possible start) + frames / fps.
 
-    Each frame counts for 1 / fps seconds. So where frames of the clip are skipped, this
-    is behind the end of the last frame that is shown. With "hold", it is the time of the
-    held frame.
+    This counts 1 / fps after the last shown frame, so with skipped frames it lies after
+    that frame's end. "hold": the time of the held frame.
     """
     shape: ClipShape
     """The shape of its samples."""
@@ -195,7 +194,7 @@ class FrameSample:
 
 @dataclass(frozen=True)
 class Conditioning:
-    """What the denoiser reads beside the noisy latents."""
+    """What the denoiser reads in addition to the noisy latents."""
 
     text: Tensor
     """Text states (B,L,D)."""

@@ -219,6 +219,16 @@ def test_rows_are_float32_over_a_bf16_table_and_states_stay_bf16() -> None:
     assert bool(rows.grad.any())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_rows_of_a_file_become_a_float32_copy(dtype: torch.dtype) -> None:
+    rows = torch.ones(1, 16, dtype=dtype)
+    parameter = lay_rows(part_of("t5"), ("<y>",), rows)
+    parameter.data.zero_()
+    assert parameter.dtype == torch.float32
+    assert parameter.requires_grad
+    assert torch.equal(rows, torch.ones_like(rows))
+
+
 def test_words_that_a_tokenizer_knows_or_takes_apart_are_refused() -> None:
     with pytest.raises(
         VideotuneError,

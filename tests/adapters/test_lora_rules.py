@@ -2,14 +2,26 @@
 their place.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
-from videotune.adapters.layers import Overlay
-from videotune.adapters.lora import bind_parameters, refuse_uneven, rule_of
+from videotune.adapters.layers import Overlay, add_full
+from videotune.adapters.lora import (
+    bind_parameters,
+    idle_targets,
+    in_one_scale,
+    matching,
+    of_module,
+    refuse_uneven,
+    rule_of,
+)
 from videotune.config.sections import Lora
 from videotune.errors import VideotuneError
+from videotune.model_spec import ConnectorRules
+from videotune.models.registry import find
 
 
 def test_a_rule_names_modules_by_a_regular_expression_or_their_last_parts() -> None:
@@ -38,6 +50,108 @@ def test_the_first_module_that_oft_cannot_divide_is_named_with_block_sizes() -> 
         refuse_uneven(net, ["even", "odd"], 4)
     assert "odd has 6" in str(refused.value)
     assert str(refused.value).endswith("take one of 2")
+
+
+def test_block_sizes_near_the_refused_one_are_offered() -> None:
+    net = nn.ModuleDict({"large": nn.Linear(24, 1), "small": nn.Linear(12, 1)})
+    with pytest.raises(VideotuneError, match=r"large has 24; take one of 2, 3, 4, 6$"):
+        refuse_uneven(net, ["large", "small"], 5)
+    with pytest.raises(VideotuneError, match=r"take one of 3, 4, 6, 12$"):
+        refuse_uneven(net, ["large", "small"], 11)
+
+
+RULES = Lora(
+    rank=4,
+    alpha=8,
+    modules=[{"pattern": "to_q", "rank": 2}, {"pattern": "to_k", "alpha": 2}],
+)
+"""Scales: 2 without a rule, 8 / 2 for to_q, 2 / 4 for to_k."""
+
+
+@pytest.mark.parametrize(
+    ("path", "rank", "alpha"), [("to_v", 4, 8), ("to_q", 2, 8), ("to_k", 4, 2)]
+)
+def test_a_module_has_the_rank_and_alpha_of_its_rule(
+    path: str, rank: int, alpha: float
+) -> None:
+    settings = of_module(RULES, f"blocks.1.{path}")
+    assert (settings.rank, settings.alpha) == (rank, alpha)
+    assert settings.scale == alpha / rank
+
+
+def test_in_one_scale_every_update_is_that_of_its_module() -> None:
+    """Only what begins at zero is multiplied, so that DoRA's magnitudes stay."""
+    generator = torch.Generator().manual_seed(0)
+    state = {"step": torch.ones(1)}
+    for path, rank in (("to_q", 2), ("to_v", 4), ("to_k", 4)):
+        name = f"transformer.blocks.1.{path}"
+        state[f"{name}.lora_A.weight"] = torch.randn(rank, 3, generator=generator)
+        state[f"{name}.lora_B.weight"] = torch.randn(5, rank, generator=generator)
+        state[f"{name}.lora_magnitude_vector"] = torch.randn(5, generator=generator)
+
+    scaled = in_one_scale(state, RULES)
+    assert list(scaled) == list(state)
+    for path, factor in (("to_q", 4 / 2), ("to_v", 1), ("to_k", 0.5 / 2)):
+        name = f"transformer.blocks.1.{path}.lora_B.weight"
+        torch.testing.assert_close(scaled.pop(name), factor * state[name])
+    for name, value in scaled.items():
+        assert value is state[name]
+
+
+def two_blocks() -> nn.ModuleList:
+    return nn.ModuleList(
+        nn.ModuleDict({"to_q": nn.Linear(2, 2), "to_out": nn.Linear(2, 2)})
+        for _ in range(2)
+    )
+
+
+class Net(nn.Module):
+    """Two blocks of a denoiser and two of connectors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = two_blocks()
+        self.connectors = nn.ModuleDict({"blocks": two_blocks()})
+
+
+def test_modules_without_effect_are_named_and_do_not_train() -> None:
+    spec = replace(find("wan").spec, idle_paths=(r"blocks\.1\.to_out",))
+    idle = "blocks.1.to_out"
+    acting = ["blocks.0.to_q", "blocks.0.to_out", "blocks.1.to_q"]
+    for targets, without_effect in (("to_out", [idle]), (["to_q"], [])):
+        assert idle_targets(Net(), spec, targets) == without_effect
+    assert matching(Net(), spec, ["to_q", "to_out"]) == acting
+
+    net = Net()
+    del net.connectors
+    trained = add_full(net, spec)
+    assert {name.rpartition(".")[0] for name in trained} == set(acting)
+    for name, parameter in net.named_parameters():
+        assert parameter.requires_grad == (not name.startswith(idle)), name
+    with pytest.raises(VideotuneError, match=r"all 2 weights .* have no effect"):
+        add_full(Net(), spec, [r"blocks\.1\.to_out"])
+
+
+@pytest.mark.parametrize(
+    ("targets", "paths"),
+    [
+        ("connectors", ["connectors.blocks.0.to_q", "connectors.blocks.1.to_q"]),
+        ([r"connectors\..*1\.to_out"], ["connectors.blocks.1.to_out"]),
+        (["to_out"], ["blocks.0.to_out", "blocks.1.to_out"]),
+        (
+            [r"connectors\..*0\.to_q", r"blocks\.1\.to_q"],
+            ["blocks.1.to_q", "connectors.blocks.0.to_q"],
+        ),
+    ],
+)
+def test_a_target_names_modules_of_the_connectors_or_of_the_denoiser(
+    targets: str | list[str], paths: list[str]
+) -> None:
+    rules = ConnectorRules("connectors", ("connectors.blocks",), ("to_q",), 1, 1)
+    spec = replace(find("wan").spec, connectors=rules, connectors_in_step=True)
+    assert matching(Net(), spec, targets) == paths
+    with pytest.raises(VideotuneError, match="matches no Linear module"):
+        matching(Net(), spec, [r"connectors\..*to_v"])
 
 
 def test_parameters_are_bound_at_any_depth() -> None:

@@ -64,9 +64,9 @@ def spoil_clip(
     sample = BatchSource.draw_latents
 
     def spoilt(
-        self: BatchSource, window: Any, variant: int, *name: Any
+        self: BatchSource, window: Any, variant: int, name: tuple[Any, ...]
     ) -> LatentDistribution:
-        moments = sample(self, window, variant, *name)
+        moments = sample(self, window, variant, name)
         clip = self.clips[window.clip_id]
         bad = (
             Path(clip.path).stem == stem and isinstance(name[0], int) and when(name[0])

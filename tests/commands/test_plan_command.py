@@ -103,6 +103,16 @@ def test_where_the_host_is_short_blocks_are_computed_again(
     assert fit_settings(small).config.gradient_checkpointing == "ON"
 
 
+def test_nothing_is_chosen_without_a_base_model_or_an_open_setting(
+    small: Any, overrides: Make
+) -> None:
+    named = ("micro_batch_size=1", "gradient_checkpointing=ON")
+    closed = opened(overrides("steps=1", *named, "layer_offload_fraction=0"))
+    assert fit_settings(closed) is closed
+    without_base = replace(small, base=None)
+    assert fit_settings(without_base) is without_base
+
+
 def test_a_resume_keeps_what_was_chosen_and_replan_chooses_anew(
     work: Work, monkeypatch: Patch
 ) -> None:

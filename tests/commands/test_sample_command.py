@@ -115,7 +115,7 @@ def test_a_run_and_its_file_sample_the_same_and_strength_0_is_the_base(
         ],
         *[({"prompts": (text,), "base": "asset:toy"}, "--prompt") for text in NO_TEXT],
     ],
-    ids=lambda value: str(value)[:60].encode("unicode_escape").decode(),
+    ids=lambda value: ascii(value)[:60].replace("\\", ""),
 )
 def test_options_that_make_no_sample_are_refused(
     options: dict[str, Any], named: str, tmp_path: Path

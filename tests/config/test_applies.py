@@ -96,6 +96,10 @@ CASES: dict[str, tuple[Facts, Facts]] = {
         Facts(config_of(generate=["video", "sound"])),
     ),
     "tracker_project": (Facts(config_of()), Facts(config_of(trackers=["wandb"]))),
+    "object_cache_gb": (
+        Facts(config_of()),
+        Facts(config_of(cache_dir="s3://bucket/cache")),
+    ),
     "push_checkpoints_keep": (
         Facts(config_of()),
         Facts(config_of(push_checkpoints_to="user/run")),

@@ -207,7 +207,7 @@ def test_a_rotated_file_has_the_signatures_of_an_upright_one(tmp_path: Path) -> 
 def test_an_image_has_a_signature_alone(tmp_path: Path) -> None:
     found = scan_content(probe(write_image(tmp_path / "a.png", landscape(1))), 10.0)
     assert len(found.signatures) == 1
-    assert (found.frozen, found.black, found.cuts, found.jitter) == (0.0, 0.0, (), 0.0)
+    assert (found.frozen, found.blank, found.cuts, found.jitter) == (0.0, 0.0, (), 0.0)
 
 
 CAMERAS = [

@@ -18,7 +18,7 @@ import pytest
 from tests.support.clips import noise, write_clip, write_image
 from tests.support.datasets import config_of, scanned
 from videotune.config.schema import Config
-from videotune.data.bucketing import buckets
+from videotune.data.buckets import buckets
 from videotune.data.dataset import scan, to_json, totals
 from videotune.data.decode import decode
 from videotune.data.file_checks import REASONS

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.support.clips import RATES as RATE_OF
 from tests.support.datasets import RULES, info_of
 from videotune.config.data_schema import VideoConfig
-from videotune.data.buckets import (
+from videotune.data.clip_sizes import (
     choose_size,
     padded_box,
     parse_resolution,

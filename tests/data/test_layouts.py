@@ -538,3 +538,22 @@ def test_a_link_to_what_is_no_caption_is_not_read(tmp_path: Path, inside: bool) 
     with pytest.raises(VideotuneError) as caught:
         read_folder(tmp_path / "data")[0]
     assert ("precious" in str(caught.value)) == inside
+
+
+@pytest.mark.parametrize("target", ["rows.PARQUET", "rows.JSONL"])
+def test_a_metadata_file_may_be_a_link_to_any_file_of_rows(
+    tmp_path: Path, target: str
+) -> None:
+    folder = tmp_path / "data"
+    touch(folder, "a.mp4")
+    rows = [{"file_name": "a.mp4", "text": "a red ball"}]
+    path = tmp_path / "elsewhere" / target
+    path.parent.mkdir()
+    if target == "rows.PARQUET":
+        parquet.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text(json.dumps(rows[0]) + "\n")
+    link = folder / f"metadata{path.suffix.lower()}"
+    link.symlink_to(path)
+    (clip,), _ = read_folder(folder)
+    assert clip.metadata_captions == ("a red ball",)

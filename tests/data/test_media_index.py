@@ -174,6 +174,25 @@ def test_the_index_follows_its_folders_and_leaves_others(
     assert len(read_index(index)["contents"]) == 3
 
 
+def test_files_that_a_run_does_not_use_keep_their_entries(
+    made: Path, folder: Path, tmp_path: Path
+) -> None:
+    """Such as masks, when the next run has no use for them: it would be read again."""
+    index = tmp_path / "cache" / "index.sqlite"
+    mask = put(made, "good2", folder / "masks" / "a.mp4")
+    clip = folder / "a.mp4"
+    MediaIndex(index).examine([clip, mask], [folder], 10.0)
+    MediaIndex(index).examine([clip], [folder], 10.0)
+    mark(index)
+    _, examined = MediaIndex(index).examine([clip, mask], [folder], 10.0)
+    assert examined.info is not None
+    assert examined.info.codec == "marked"
+
+    mask.unlink()
+    MediaIndex(index).examine([clip], [folder], 10.0)
+    assert set(read_index(index)["files"]) == {str(clip)}
+
+
 def inside(place: str) -> Callable[[Any], Any]:
     """An index in whose contents this is a 3."""
 

@@ -439,6 +439,20 @@ def test_a_turned_and_padded_hdr_clip_is_black_around_and_the_account_says_how_i
     assert set(library.media) == {hdr.id, sdr.id}
 
 
+def test_a_mask_in_hdr_has_an_id_of_its_own_pixels(tmp_path: Path) -> None:
+    """As an HDR clip has: what was cached with another tone mapping is not taken."""
+    for name in ("videos", "masks"):
+        (tmp_path / name).mkdir()
+    clip = write_clip(tmp_path / "videos" / "a.mp4", noise(5, 64, 128), 16)
+    mask = write_hdr(tmp_path / "masks" / "a.mp4", np.full((4, 3), 0.5), "HLG")
+    library = scanned(tmp_path, loss_mask={"outside": 0.1}, video={"frames": 5})
+    (window,) = library.windows
+    mask_id = window.companion("loss_mask")
+    assert mask_id not in (None, hash_file(mask))
+    assert set(library.media) == {hash_file(clip), mask_id}
+    assert library.media[mask_id].hdr == "HLG"
+
+
 def test_dolby_vision_without_a_compatible_picture_is_refused(tmp_path: Path) -> None:
     for path, transfer in (
         (plain := tmp_path / "a.mp4", None),

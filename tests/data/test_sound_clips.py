@@ -1,6 +1,10 @@
 """Which clips and windows have sound, and what a scan finds of it."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +21,8 @@ from tests.support.sounds import (
     write_sounding,
     write_sounding_folder,
 )
-from videotune.data.bucketing import buckets
+from videotune.data.buckets import buckets
+from videotune.data.media_index import Examined, MediaIndex
 from videotune.data.probe import probe
 from videotune.data.remarks import code_of
 from videotune.data.sound import read_sound
@@ -128,6 +133,76 @@ def test_sound_is_scanned_once_and_only_by_runs_that_read_it(
             row["sound"]["peak"] = "loud"
     write_index(index, value)
     assert scanned(folder, index=index, video=SHORT, generate=BOTH) == library
+
+
+def examined_sounds(
+    folder: Path, index: Path
+) -> tuple[MediaIndex, list[tuple[Path, Examined]]]:
+    """Two clips with sound, examined; what is heard in them is still unknown."""
+    paths = [sounding(folder / f"{name}.mov", level=name) for name in (0.5, 0.9)]
+    media = MediaIndex(index)
+    examined = media.examine(paths, [folder], 10.0)
+    return media, list(zip(paths, examined, strict=True))
+
+
+def test_a_content_that_another_process_dropped_is_heard_all_the_same(
+    tmp_path: Path,
+) -> None:
+    index = tmp_path / "index.sqlite"
+    media, clips = examined_sounds(tmp_path, index)
+    write_index(index, read_index(index) | {"contents": {}})
+    heard = media.listen(clips, 10.0)
+    assert [clip.sound is not None and clip.sound.peak > 0.05 for clip in heard] == [
+        True,
+        True,
+    ]
+    assert [clip.scan for clip in heard] == [clip.scan for _, clip in clips]
+    assert all(row["sound"] for row in contents_of(index))
+
+
+def test_a_clip_that_vanishes_before_its_sound_is_scanned_has_that_problem(
+    tmp_path: Path,
+) -> None:
+    media, clips = examined_sounds(tmp_path, tmp_path / "index.sqlite")
+    clips[0][0].unlink()
+    vanished, other = media.listen(clips, 10.0)
+    assert vanished.problem is not None
+    assert vanished.problem.reason == "missing_file"
+    assert other.problem is None
+    assert other.sound is not None
+
+
+LISTENER = """
+import os, signal, sys
+from pathlib import Path
+from videotune.data import media_index
+
+def kill_after_three(done, total, name):
+    if is_listening and done == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+folder, index = Path(sys.argv[1]), Path(sys.argv[2])
+media_index.SAVE_EVERY = 0.0
+is_listening = False
+paths = sorted(folder.iterdir())
+media = media_index.MediaIndex(index, kill_after_three)
+clips = list(zip(paths, media.examine(paths, [folder], 10.0)))
+is_listening = True
+media.listen(clips, 10.0)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
+def test_a_killed_scan_of_sounds_keeps_those_that_it_has_saved(tmp_path: Path) -> None:
+    folder = tmp_path / "clips"
+    folder.mkdir()
+    for number in range(5):
+        sounding(folder / f"{number}.mov", level=1 - 0.1 * number)
+    index = tmp_path / "index.sqlite"
+    command = [sys.executable, "-c", LISTENER, str(folder), str(index)]
+    process = subprocess.run(command, timeout=60, check=False)
+    assert process.returncode == -signal.SIGKILL
+    assert sum("sound" in row for row in contents_of(index)) == 3
 
 
 def test_a_scan_measures_loudness_clipping_and_silence(tmp_path: Path) -> None:

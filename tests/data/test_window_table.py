@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from videotune.data.bucketing import BucketKey, buckets, is_shown
+from videotune.data.buckets import BucketKey, buckets, is_shown
 from videotune.data.clip_table import ClipColumns, IdArray
 from videotune.data.frame_sampling import _plain_times, draw_frames
 from videotune.data.library import Library

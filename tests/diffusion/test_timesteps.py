@@ -230,9 +230,13 @@ def test_grid_truncation_is_the_conditional_distribution() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"distribution": "MODE", "mode_scale": 1.8},
+        {"distribution": "MODE", "mode_scale": 1.76},
+        {"distribution": "MODE", "mode_scale": -1.01},
         {"distribution": "SIGMOID", "scale": 0.0},
-        {"distribution": "BETA", "beta": 1e4},
+        {"distribution": "BETA", "alpha": 1000.5},
+        {"distribution": "BETA", "beta": 1000.5},
+        {"distribution": "BETA", "alpha": 0.0},
+        {"distribution": "BETA", "beta": 0.0},
         {"lo": 0.5, "hi": 0.5},
         {"lo": -0.1},
         {"hi": 1.1},
@@ -244,6 +248,19 @@ def test_grid_truncation_is_the_conditional_distribution() -> None:
 def test_nonsense_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(VideotuneError):
         TimestepSampler(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"distribution": "MODE", "mode_scale": -1.0},
+        {"distribution": "BETA", "alpha": 1000.0, "beta": 1000.0},
+        {"num_timesteps": 2},
+    ],
+)
+def test_bounds_are_accepted(bounds: dict[str, float]) -> None:
+    drawn = TimestepSampler(**bounds).draw(EVEN)  # type: ignore[arg-type]
+    assert 0 <= drawn.min() < drawn.max() <= 1
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,10 @@ from tests.support.clips import (
     write_clip,
     write_image,
 )
+from tests.support.object_stores import Store, bytes_in
 from tests.support.trainers import Lab, job_of, pixels, run_steps, source_of, trainer_of
 from videotune.data.dataset import to_json
+from videotune.data.object_files import objects_folder
 from videotune.errors import VideotuneError
 from videotune.job.job import Job, refuse_skips
 from videotune.latent_cache.batches import draws_of, make_step_batch
@@ -369,3 +371,24 @@ def test_the_plan_joins_the_buckets_of_all_phases(lab: Lab, pair_of: Pair) -> No
     lines = shown(job, range(1, 41))
     of_b = sum(line[0].startswith("b") for line in lines) / 40
     assert [row["share"] for row in rows] == pytest.approx([1 - of_b, of_b])
+
+
+@pytest.mark.effect("object_cache_gb")
+def test_the_bound_on_objects_says_how_many_stay_on_this_disk(
+    lab: Lab, objects: Store
+) -> None:
+    address = objects.put_folder(lab.clips, objects.bucket(), "shapes")
+    sizes = [path.stat().st_size for path in lab.clips.rglob("*.mp4")]
+
+    def kept_with(gigabytes: float) -> int:
+        knobs = {
+            "datasets": [{"path": address}],
+            "cache_dir": str(lab.tmp / f"cache {gigabytes}"),
+            "object_cache_gb": gigabytes,
+        }
+        assert len(job_of(lab, knobs).library.clips) == 4
+        return bytes_in(objects_folder() / "blobs")
+
+    small = 1.5 * max(sizes)
+    assert 0 < kept_with(small / 1e9) <= small
+    assert kept_with(1.0) == sum(sizes)

@@ -746,7 +746,7 @@ def test_compiled_code_is_kept_in_the_users_cache(
 
 
 def test_auto_compiles_where_the_planned_run_is_long_enough(
-    lab: Lab, monkeypatch: Patch
+    lab: Lab, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     card = Card("a card", 80 << 30, 1e15, 1e11, bandwidth=1e12)
     work = Work(flops=1e15, moved=1e12)
@@ -754,8 +754,12 @@ def test_auto_compiles_where_the_planned_run_is_long_enough(
     chosen = {}
 
     def counted(job: Any, spec: None, need: Need, card: Card, dtype: str) -> float:
+        assert (job.steps, spec, dtype) == (steps, None, "FLOAT_32")
         return memory.seconds(need, 1, card)
 
+    plain, faster = (
+        memory.seconds(need, 1, card) for need in (training, memory.compiled(training))
+    )
     for steps in (10, 1000):
         job = job_of(lab, {"steps": steps})
         assert settings.decide_compile(job).config.compile == "auto", (
@@ -768,6 +772,8 @@ def test_auto_compiles_where_the_planned_run_is_long_enough(
             patch.setattr(settings, "planned_need", lambda *_: (None, training))
             patch.setattr(settings, "step_seconds", counted)
             chosen[steps] = settings.decide_compile(job).config.compile
+        saved = f"it would save about {steps * (plain - faster):.0f} s of this run"
+        assert saved in capsys.readouterr().err
     assert chosen == {10: False, 1000: True}
 
 

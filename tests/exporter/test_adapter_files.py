@@ -217,7 +217,11 @@ HEADERS: list[dict[str, str]] = [
 ]
 
 
-@pytest.mark.parametrize("header", HEADERS, ids=lambda header: json.dumps(header)[:60])
+@pytest.mark.parametrize(
+    "header",
+    HEADERS,
+    ids=lambda header: json.dumps(header)[:60].replace("\\", ""),
+)
 def test_settings_that_are_damaged_or_patterns_are_refused(
     header: dict[str, str], family: Any, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from videotune.exporter.formats import (
     configured_formats,
     digest_of,
     formats_of,
+    refuse_format,
 )
 from videotune.exporter.full import export_merged
 from videotune.exporter.lora_inspect import inspect
@@ -664,3 +666,32 @@ def test_dora_for_comfyui_counts_lora_files_under_the_training(
     plain = load_file(tmp_path / "y.safetensors")
     name = next(key for key in scales if key.endswith("dora_scale"))
     assert not torch.allclose(scales[name], plain[name])
+
+
+@pytest.mark.parametrize(
+    ("fused", "dora", "products"),
+    [
+        ({}, {"comfyui", "diffusers"}, {"comfyui", "peft"}),
+        ({"comfyui": (("blocks", ("attn1.to_q",)),)}, {"diffusers"}, {"peft"}),
+    ],
+    ids=["each module", "fused modules"],
+)
+def test_only_lora_is_written_where_comfyui_fuses_modules(
+    fused: dict[str, Any], dora: set[str], products: set[str], family: Any
+) -> None:
+    family.spec = replace(family.spec, fused_modules=fused)
+    formats = {
+        "LORA": {"comfyui", "diffusers"},
+        "DORA": dora,
+        "LOHA": products,
+        "LOKR": products,
+        "OFT": {"peft"},
+    }
+    for kind, expected in formats.items():
+        assert set(formats_of(family, kind)) == expected, kind
+        for format in ("comfyui", "diffusers", "peft"):
+            if format in expected:
+                refuse_format(family, kind, format)
+            else:
+                with pytest.raises(VideotuneError):
+                    refuse_format(family, kind, format)

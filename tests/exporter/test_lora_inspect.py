@@ -54,6 +54,9 @@ def test_ranks_scales_and_norms(name: str, tiny_family: Open, tmp_path: Path) ->
         for row in found["modules"]:
             assert row["state"] == "ok"
             assert row["scale"] == 0.5
+            assert row["rank"] in (4, 12, 16), "of one, three or four modules"
+            assert row["alpha"] == row["rank"] / 2
+            assert row["alpha_in"]
             torch.testing.assert_close(
                 row["norm"], float(wanted[row["path"]].norm()), rtol=1e-6, atol=0.0
             )
@@ -67,6 +70,28 @@ def test_ranks_scales_and_norms(name: str, tiny_family: Open, tmp_path: Path) ->
         assert groups["feed_forward"] == pytest.approx(feed / whole)
         assert sum(groups.values()) == pytest.approx(1.0)
         assert readers(found)["videotune"] == 1.0
+
+
+def test_names_are_of_diffusers_or_of_the_authors_or_of_neither(
+    family: Any, tmp_path: Path
+) -> None:
+    """Without an alpha the scale is 1, and no alpha is shown."""
+    first = tmp_path / "a.safetensors"
+    lora_files.peft_file(family, first)
+    native = tmp_path / "b.safetensors"
+    convert(first, lora_files.file_of_form(family, native, "comfyui"))
+    by_path = {path: load_file(path) for path in (first, native)}
+    mixed = {}
+    for path, block in ((first, ".0."), (native, ".1.")):
+        mixed |= {key: x for key, x in by_path[path].items() if block in key}
+    both = tmp_path / "c.safetensors"
+    save_file(mixed, both)
+    for path, names in ((first, "diffusers"), (native, "native"), (both, "unknown")):
+        facts = inspect(path, str(family.folder))
+        assert facts["form"]["names"] == names
+        assert facts["misfits"] == []
+    for row in inspect(first, str(family.folder))["modules"]:
+        assert (row["scale"], row["alpha"], row["alpha_in"]) == (1.0, None, "")
 
 
 def test_the_scale_that_each_program_applies(family: Any, tmp_path: Path) -> None:

@@ -330,6 +330,62 @@ def test_a_large_matrix_is_cut_by_a_randomized_svd() -> None:
     assert float((b @ a - left @ right - noise).norm()) <= 1.001 * float(best)
 
 
+@pytest.mark.parametrize(
+    ("name", "form", "overwrite", "fault"),
+    [
+        ("new.safetensors", "kohya", False, None),
+        ("file.safetensors", "kohya", False, "already exists; --overwrite"),
+        ("file.safetensors", "kohya", True, None),
+        ("source.safetensors", "kohya", True, "is one of the sources"),
+        ("link.safetensors", "kohya", True, "is one of the sources"),
+        ("new.bin", "kohya", True, r"ending \.safetensors"),
+        ("folder.safetensors", "kohya", True, r"ending \.safetensors"),
+        ("new", "peft", False, None),
+        ("adapter", "peft", False, "already exists; --overwrite"),
+        ("adapter", "peft", True, None),
+        ("folder.safetensors", "peft", True, "is not a PEFT folder"),
+        ("file.safetensors", "peft", True, "is not a PEFT folder"),
+        ("new", "lycoris", True, "--to lycoris: this form is unknown"),
+    ],
+)
+def test_a_place_is_taken_only_if_it_may_be_replaced(
+    name: str, form: str, overwrite: bool, fault: str | None, tmp_path: Path
+) -> None:
+    source = tmp_path / "source.safetensors"
+    for file in (source, tmp_path / "file.safetensors"):
+        file.touch()
+    (tmp_path / "link.safetensors").symlink_to(source)
+    (tmp_path / "folder.safetensors").mkdir()
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").touch()
+    target = Target(tmp_path / name, form, overwrite=overwrite)
+    if fault is None:
+        target.check(source)
+        with pytest.raises(VideotuneError, match="no such file or folder"):
+            target.check(source, tmp_path / "absent")
+    else:
+        with pytest.raises(VideotuneError, match=fault):
+            target.check(source)
+
+
+@pytest.mark.parametrize(("targets", "adds"), [("feed_forward", 1), ("attention", 0)])
+def test_a_reader_that_knows_a_form_by_fused_weights_gets_one_that_is_zero(
+    targets: str, adds: int, tiny_family: Callable[..., Any], tmp_path: Path
+) -> None:
+    family = tiny_family("hunyuan_video")
+    first, out = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    wanted = lora_files.peft_file(family, first, targets=targets)
+    convert(first, lora_files.file_of_form(family, out, "comfyui"))
+    lora_files.same_deltas(lora_files.deltas_of(family, out), wanted)
+    zero = {key: x for key, x in load_file(out).items() if not x.any()}
+    assert len(zero) == 2 * adds
+    width = (
+        family.skeleton().get_submodule("transformer_blocks.0.attn.to_q").in_features
+    )
+    shapes = {tuple(x.shape) for x in zero.values()}
+    assert shapes == ({(1, width), (3 * width, 1)} if adds else set())
+
+
 def test_nothing_is_written_where_something_is_wrong(
     family: Any, tiny_bases: Bases, tmp_path: Path
 ) -> None:

@@ -163,13 +163,15 @@ def test_rows_of_a_token_with_one_changed_number_are_refused(
 def test_tensors_are_the_same_in_number_shape_and_name() -> None:
     expected = {"a": torch.ones(2, 3), "b": torch.ones(1)}
     check_same(expected, expected.items(), Path("x"))
-    for wrong in (
-        expected | {"a": torch.ones(2, 3) + 1e-6},
-        expected | {"a": torch.ones(3, 2)},
-        expected | {"c": torch.ones(1)},
-        {"a": expected["a"]},
+    check_same(expected, [("a", expected["a"])], Path("x"), needed={"a"})
+    for wrong, fault in (
+        (expected | {"a": torch.ones(2, 3) + 1e-6}, "a does not match"),
+        (expected | {"a": torch.ones(3, 2)}, "a does not match"),
+        (expected | {"c": torch.ones(1)}, "c does not match"),
+        ({"a": expected["a"]}, "1 weights are missing, such as b"),
+        ({}, "2 weights are missing, such as a"),
     ):
-        with pytest.raises(VideotuneError):
+        with pytest.raises(VideotuneError, match=f"Verification of x failed.*{fault}"):
             check_same(expected, wrong.items(), Path("x"))
 
 

@@ -149,7 +149,7 @@ def test_reading_ahead_takes_no_cores_from_the_training(source: BatchSource) -> 
     """
     torch.set_num_threads(2)
     try:
-        pool = pool_without_openmp(2)
+        pool = pool_without_openmp(2, "threads")
         assert {pool.submit(torch.get_num_threads).result() for _ in range(8)} == {1}
         assert torch.get_num_threads() == 2
         pool.shutdown()
@@ -180,7 +180,7 @@ def test_latents_with_a_variance_are_drawn_per_view(source: BatchSource) -> None
         {},
     )
     one, again, other = (
-        source.draw_latents(window, 0, *name).mean for name in ((1, 0), (1, 0), (2, 0))
+        source.draw_latents(window, 0, name).mean for name in ((1, 0), (1, 0), (2, 0))
     )
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
@@ -338,11 +338,11 @@ def test_encoding_in_the_loop_gives_what_the_cache_holds(make: Make) -> None:
     _, _, cached = make("t2v", "resolution=16x32", "resize=random", *video)
     in_the_loop = with_config(cached, {"variants": 0})
     first = [
-        source.draw_latents(source.buckets[0][0], 0).mean
+        source.draw_latents(source.buckets[0][0], 0, ()).mean
         for source in (cached, in_the_loop)
     ]
     second = [
-        source.draw_latents(source.buckets[0][0], source.variant(0, 0, 1)).mean
+        source.draw_latents(source.buckets[0][0], source.variant(0, 0, 1), ()).mean
         for source in (cached, in_the_loop)
     ]
     assert torch.equal(*first)
@@ -611,7 +611,7 @@ class Noisy:
 def noise_in(
     source: BatchSource, window: Window, variant: int, plain: torch.Tensor
 ) -> float:
-    difference = source.draw_latents(window, variant, 1, 0).extras["image"] - plain
+    difference = source.draw_latents(window, variant, (1, 0)).extras["image"] - plain
     assert difference.std() < 1e-6
     return float(difference.mean())
 

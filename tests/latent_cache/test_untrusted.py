@@ -260,6 +260,12 @@ def test_what_a_family_encodes_fits_it_and_other_shapes_do_not(
     assert fits(states, caption)
     assert not fits(states, sample)
     assert not fits(latents, caption)
+    for entry, item in ((latents, sample), (states, caption)):
+        for missing in entry.tensors:
+            others = {
+                key: form for key, form in entry.tensors.items() if key != missing
+            }
+            assert not fits(replace(entry, tensors=others), item), missing
     for kind, (dtype, size) in {
         "huge": ("float32", (4096, 1, 1, 1)),
         "dtype": ("int8", (1,)),

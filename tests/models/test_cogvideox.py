@@ -22,7 +22,7 @@ from tests.support.families import (
 )
 from videotune.commands.sample import shape_of
 from videotune.config.resolve import resolve
-from videotune.data.buckets import choose_size, parse_resolution
+from videotune.data.clip_sizes import choose_size, parse_resolution
 from videotune.diffusion.loss import denoising_loss, objective
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import VideotuneError

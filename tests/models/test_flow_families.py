@@ -37,7 +37,7 @@ from videotune.adapters.layers import add_rows
 from videotune.adapters.lora import matching
 from videotune.config.data_schema import VideoConfig
 from videotune.config.sections import Embedding
-from videotune.data.buckets import choose_size, parse_resolution
+from videotune.data.clip_sizes import choose_size, parse_resolution
 from videotune.data.frame_counts import planned_frames
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_export import export_lora

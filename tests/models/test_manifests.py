@@ -18,7 +18,7 @@ import pytest
 from scripts import write_manifests as writer
 from videotune.config.nested_keys import flatten
 from videotune.config.resolve import resolve
-from videotune.data.buckets import parse_resolution
+from videotune.data.clip_sizes import parse_resolution
 from videotune.data.frame_counts import snap_frames
 from videotune.job.job import open_job
 from videotune.job.overrides import Overrides, resolve_config

@@ -176,7 +176,21 @@ def test_a_thousand_processes_are_simulated_in_seconds(
     )
     assert time.process_time() - begun < 20
     assert (out["ranks"], out["machines"], out["steps"]) == (1024, 128, 1000)
-    assert sum(row["steps"] for row in out["work"]["buckets"]) == 1000
+    rows = out["work"]["buckets"]
+    assert sum(row["steps"] for row in rows) == 1000
+    tokens = {str(shape): job.spec.tokens(shape) for shape in job.shapes}
+    for row in rows:
+        assert row == {
+            "shape": row["shape"],
+            "steps": row["steps"],
+            "samples": 512,
+            "samples_a_group": 1,
+            "tokens_a_rank": tokens[row["shape"]] // 2,
+            "seconds_a_step": 1.0,
+        }
+        assert isinstance(row["tokens_a_rank"], int)
+    assert out["work"]["slowest_over_mean_step"] == 1.0
+    assert out["work"]["share_without_sample"] == 0
     assert out["work"]["most_over_mean_of_ranks"] == 1.0
 
 

@@ -36,6 +36,9 @@ OUTSIDE = [
     "a\0b",
     "a\n/../../../etc/passwd",
     "/etc/passwd\n",
+    "s3://bucket/clips",
+    "S3://bucket/clips",
+    " s3a://bucket/clips",
 ]
 
 
@@ -196,7 +199,9 @@ def test_no_sweep_imports_code(
         assert visitor.post("/p/cats/sweep", data=form).status_code == answer
 
 
-@pytest.mark.parametrize("path", ["/etc", "~/clips", "../../etc", "{out}"])
+@pytest.mark.parametrize(
+    "path", ["/etc", "~/clips", "../../etc", "{out}", "s3://bucket/clips"]
+)
 def test_no_dataset_is_elsewhere(
     cats: projects.Project, visitor: Any, path: str
 ) -> None:
@@ -343,3 +348,14 @@ def test_no_setting_that_visitors_see_has_a_secret(tmp_path: Path) -> None:
     with pytest.raises(VideotuneError, match="environment variable") as refusal:
         rule.check_config({"notify": ["ntfy://secret-topic"]})
     assert "secret-topic" not in str(refusal.value)
+
+
+def test_a_user_on_the_server_may_name_an_object_store(
+    tmp_path: Path, cats: projects.Project, client: Any
+) -> None:
+    form = {"path": "s3://bucket/clips/"}
+    assert client.post("/p/cats/data/source", data=form).status_code == 204
+    facts = projects.find_project(tmp_path, "cats").facts
+    assert facts["sources"] == [{"path": "s3://bucket/clips"}]
+    bad = {"path": "s3://bucket/../clips"}
+    assert client.post("/p/cats/data/source", data=bad).status_code == 422

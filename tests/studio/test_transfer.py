@@ -406,6 +406,22 @@ def test_no_imported_project_names_code_that_is_imported(tmp_path: Path) -> None
     assert len(imported.notes) == 2
 
 
+def test_no_imported_project_names_an_object_store(tmp_path: Path) -> None:
+    """Also for the user at the computer, whose credentials it would use."""
+    settings = RUN_CONFIG["settings"] | {"datasets": [{"path": "s3://bucket/clips"}]}
+    files = {
+        "config.json": {"prior_preservation": "s3://bucket/clips"},
+        "runs/a/config.json": RUN_CONFIG | {"settings": settings},
+        "runs/b/config.json": RUN_CONFIG,
+    }
+    imported = take(tmp_path / "root", files, is_restricted=False)
+    assert projects.draft(imported.project) == {}
+    folder = imported.project.folder
+    assert not (folder / "runs" / "a" / "config.json").exists()
+    assert (folder / "runs" / "b" / "config.json").exists()
+    assert len(imported.notes) == 2
+
+
 RESERVED = ("presets", "Presets!", "bin", "CON", "nul", "LPT1")
 
 

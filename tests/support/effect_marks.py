@@ -108,7 +108,8 @@ class EffectMarks:
     change.
 
     A test function is judged if all of its selected cases have passed, also where
-    several workers shared them out.
+    several workers shared them out. ``-p no:effect_marks`` switches it off, for runs
+    of some of the tests of a key: they may give it one value.
     """
 
     def __init__(self) -> None:

@@ -461,7 +461,7 @@ def sampled() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "torch.optim:SGD", {"momentum": 0.9}
 
 
-@pytest.mark.parametrize(("name", "args"), sampled(), ids=str)
+@pytest.mark.parametrize(("name", "args"), list(sampled()), ids=str)
 def test_the_bytes_of_a_plan_are_those_of_real_shapes(
     name: str, args: dict[str, Any]
 ) -> None:

@@ -4,9 +4,12 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
+import torch
 
 from tests.support.command_line import train
 from tests.support.launcher import QUIET, overrides_of, processes
@@ -23,6 +26,7 @@ from videotune.runs.rank_figures import (
     ranks_in,
     to_text,
 )
+from videotune.trainer.rank_meter import RankMeter
 
 USUAL = RankFigures(
     rank=0,
@@ -55,6 +59,41 @@ def test_a_process_is_named_that_is_slower_than_the_median_of_the_others() -> No
     assert named(ranks_of(1.0, 1.05, 1.6, 0.98)) == [2]
     assert named(ranks_of(1.0, 1.6)) == [1]
     assert named(ranks_of(1.0, 1.4, 0.9, 1.1)) == []
+
+
+def test_a_process_measures_its_samples_times_and_memory() -> None:
+    """Medians of all steps but the first, which warms up; of five samples the second of
+    two processes has three.
+    """
+    dist: Any = SimpleNamespace(rank=1, data_rank=1, data_size=2, watch=None)
+    meter = RankMeter(dist, torch.device("cpu"), in_lockstep=False)
+    meter.add(7, {"forward": 90.0}, samples=5, peak=0)
+    assert meter.figures() is None
+    for step, total in ((8, 2.0), (9, 6.0), (10, 4.0)):
+        seconds = {
+            "data": 0.25 * total,
+            "forward": 0.5 * total,
+            "waiting": 0.25 * total,
+        }
+        meter.add(step, seconds, samples=5, peak=1)
+    memory = psutil.Process().memory_info().rss
+
+    (figures,) = meter.all_ranks()
+    assert figures == meter.figures()
+    assert (figures.rank, figures.step, figures.measured) == (1, 10, 3)
+    assert figures.samples == 3
+    assert figures.own_seconds == 3.0
+    assert (figures.waiting_seconds, figures.data_seconds) == (1.0, 1.0)
+    assert figures.samples_per_second == 3 / 4.0
+    assert figures.memory_bytes == pytest.approx(memory, rel=0.2)
+    assert figures.peak_bytes >= figures.memory_bytes
+
+    meter = RankMeter(dist, torch.device("cpu"), in_lockstep=True)
+    for step in (1, 2):
+        meter.add(step, {"forward": 1.0}, samples=5, peak=1 << 60)
+    (figures,) = meter.all_ranks()
+    assert (figures.own_seconds, figures.waiting_seconds) == (None, None)
+    assert figures.peak_bytes == 1 << 60
 
 
 def test_several_slow_ones_do_not_hide_each_other() -> None:

@@ -2,6 +2,7 @@
 during backward.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -41,6 +42,7 @@ from videotune.trainer.low_precision import (
     update_rounded,
 )
 from videotune.trainer.lr_schedule import LRSchedule, lr_at
+from videotune.trainer.network_pass import PassInputs
 from videotune.trainer.optimizer_state import optimizer_state
 from videotune.trainer.optimizers import clip_grad_norm, make_optimizer
 from videotune.trainer.step import train_step
@@ -51,7 +53,7 @@ from videotune.trainer.step_record import (
     StepRecord,
     loss_by_noise_level,
 )
-from videotune.types import Batch, Conditioning
+from videotune.types import Batch, Conditioning, Velocity
 
 Open = Callable[..., Any]
 CPU = torch.device("cpu")
@@ -183,6 +185,38 @@ class LayersFamily:
         self, net: nn.Module, x_t: torch.Tensor, t: torch.Tensor, batch: Batch
     ) -> torch.Tensor:
         return net(x_t) * (1 + t.view(-1, 1, 1, 1, 1))
+
+
+@pytest.mark.parametrize("has_target", [False, True])
+def test_all_tensors_of_a_pass_are_mapped(has_target: bool, tiny_family: Open) -> None:
+    """So a graph's own inputs are all of them."""
+    prepared = Setup(tiny_family("wan")).prepared()
+    target = Velocity(torch.ones(1), torch.ones(2)) if has_target else None
+    inputs = PassInputs(prepared.batch, prepared.t, prepared.noise, target, 0.5)
+    doubled = inputs.map(lambda x: x + x)
+    for name in ("t", "noise"):
+        assert torch.equal(getattr(doubled, name), 2 * getattr(inputs, name))
+    assert torch.equal(doubled.batch.x0, 2 * inputs.batch.x0)
+    assert doubled.weight == 0.5
+    if target is None:
+        assert doubled.target is None
+    else:
+        assert torch.equal(doubled.target.video, 2 * target.video)
+        assert torch.equal(doubled.target.sound, 2 * target.sound)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_the_seconds_of_a_step_are_those_of_its_phases(
+    parts: int, tiny_family: Open
+) -> None:
+    """All micro-batches together."""
+    setup = Setup(tiny_family("wan"))
+    begun = time.perf_counter()
+    record = setup.step(setup.prepared(), parts)
+    seconds = record.clock.read()
+    assert list(seconds) == ["forward", "backward", "optimizer"]
+    assert all(value >= 0 for value in seconds.values())
+    assert 0 < sum(seconds.values()) <= time.perf_counter() - begun + 1e-5
 
 
 @pytest.mark.parametrize(

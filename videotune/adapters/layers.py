@@ -310,7 +310,7 @@ def first_rows(
         raise VideotuneError(
             f"embedding.init_text: {settings.init_text!r} has no token"
         )
-    token_rows = table[torch.tensor(numbers, device=table.device)].float().cpu()
+    token_rows = table[numbers].float().cpu()
     count = settings.vectors
     bounds = [i * len(token_rows) // count for i in range(count + 1)]
     means = [token_rows[lo : max(hi, lo + 1)].mean(0) for lo, hi in pairwise(bounds)]

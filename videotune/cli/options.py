@@ -34,6 +34,7 @@ def _set_offline(is_offline: bool) -> bool:
     """Switch the Hub off for this process and those that it starts."""
     if is_offline:
         os.environ["HF_HUB_OFFLINE"] = "1"
+        os.environ["VIDEOTUNE_OFFLINE"] = "1"
     return is_offline
 
 

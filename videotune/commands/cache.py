@@ -8,13 +8,16 @@ from typing import Any
 
 from videotune.commands.cache_folder import cache_at
 from videotune.console import bar, echo
+from videotune.data.object_store import is_object_url
 from videotune.distributed import join
 from videotune.job.job import Job, open_job, refuse_skips
 from videotune.job.overrides import ConfigSource, resolve_config, to_overrides
 from videotune.latent_cache.encode import items_by_entry
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.maintenance import Damaged, Pruned, listing, prune, verify
+from videotune.latent_cache.remote_entries import entries_of
 from videotune.latent_cache.store import LatentCache
+from videotune.reporter.contact_sheet import cache_pictures
 from videotune.text import counted_are
 from videotune.trainer.build import open_models
 from videotune.trainer.cache_filling import fill_cache_of_run
@@ -45,6 +48,9 @@ def cache(
 
         family = open_models(job.spec, job.base, job.config)
         fill_cache_of_run(job, family, cache_items_of(job), dist)
+        if is_object_url(job.config.cache_dir or "") and dist.is_main:
+            # The machine that trains need not open a clip for them.
+            cache_pictures(job)
         dist.barrier()
     return CacheResult(
         job.cache, len(job.library.windows) + len(job.library.held_out_windows)
@@ -54,6 +60,15 @@ def cache(
 def open_store(path: Path) -> LatentCache:
     """Open the cache of ``cache_at``, and print its notes."""
     store = LatentCache(cache_at(path))
+    print_notes(store)
+    return store
+
+
+def _store_of(job: Job) -> LatentCache:
+    """Open the cache of a job with what an object store has of it, and print its notes."""
+    remote = entries_of(job.config.cache_dir, job.cache)
+    folder = job.cache if remote.sizes() else cache_at(job.cache)
+    store = LatentCache(folder, remote=remote)
     print_notes(store)
     return store
 
@@ -88,7 +103,7 @@ def prune_cache(
     Raises VideotuneError if there is no cache yet, or another process is filling it.
     """
     job: Job = open_job(*resolve_config(to_overrides(config, overrides)))
-    store = open_store(job.cache)
+    store = _store_of(job)
     if job.library.skipped:
         echo(
             f"note: {counted_are(len(job.library.skipped), 'clip')} skipped, whose entries "

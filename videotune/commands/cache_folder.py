@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from videotune.data.file_checks import refuse_linked_folder
+from videotune.data.object_files import object_address
 from videotune.errors import VideotuneError
 from videotune.files import CACHE_LOCK, CACHE_NAME, OLD_MANIFEST
 
@@ -12,6 +13,11 @@ def cache_at(path: Path) -> Path:
 
     Raises VideotuneError if there is none.
     """
+    if str(path).startswith("s3:/"):
+        raise VideotuneError(
+            f"{object_address(path)}: a folder of this machine can be listed and verified, not an object store. "
+            "Entries are verified when a run fetches them; `videotune cache prune` with a config works on both."
+        )
     if (path / CACHE_NAME).is_dir():
         return refuse_linked_folder(path / CACHE_NAME)
     has_cache_files = (path / CACHE_LOCK).exists() or (path / OLD_MANIFEST).exists()

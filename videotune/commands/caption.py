@@ -19,6 +19,7 @@ from videotune.captioning.write import (
 from videotune.commands.check import CheckResult, check, token_counts
 from videotune.config.data_schema import Dataset
 from videotune.config.schema import Config
+from videotune.data.object_files import refuse_object_store
 from videotune.errors import VideotuneError
 from videotune.job.overrides import ConfigSource, to_overrides
 
@@ -35,6 +36,10 @@ def caption(
     """
     options.check()
     all_overrides = to_overrides(config, overrides)
+    if all_overrides.data:
+        refuse_object_store(
+            all_overrides.data, "captions are files beside the clips, and"
+        )
     root = Path(all_overrides.data or "").expanduser().absolute()
     if not all_overrides.data or not root.is_dir():
         raise VideotuneError(

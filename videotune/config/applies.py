@@ -110,6 +110,13 @@ def _trains_low_expert(facts: Facts) -> bool:
     return facts.config.experts != "high" and not is_single
 
 
+def _uses_object_store(facts: Facts) -> bool:
+    """Return whether clips or encoded clips are on an object store."""
+    config = facts.config
+    paths = [config.cache_dir or "", *(dataset.path for dataset in config.datasets)]
+    return any(path.startswith("s3://") for path in paths)
+
+
 def _writes_backups(facts: Facts) -> bool:
     return facts.config.backup_after > 0 or facts.config.backup_every > 0
 
@@ -236,6 +243,12 @@ TABLE = (
         when="trackers names one",
         holds=lambda facts: bool(facts.config.trackers),
         otherwise="trackers is empty",
+    ),
+    Condition(
+        keys=("object_cache_gb",),
+        when="a dataset or cache_dir is on an object store (s3://)",
+        holds=_uses_object_store,
+        otherwise="neither a dataset nor cache_dir is on an object store",
     ),
     Condition(
         keys=("push_checkpoints_keep",),

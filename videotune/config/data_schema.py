@@ -46,8 +46,8 @@ class Dataset(Section):
     """One source of clips."""
 
     path: str = data()
-    """a folder, a zip or tar, a .csv, .jsonl or .parquet of rows, or a Hub dataset's id:
-    videos/ + captions/, side-car .txt, metadata
+    """a folder, a zip or tar, a .csv, .jsonl or .parquet of rows, a Hub dataset's id, or
+    s3://BUCKET/FOLDER: videos/ + captions/, side-car .txt, metadata
     """
     kind: DatasetKind = data("train")
     """train, validation (measured, never trained) or regularization"""

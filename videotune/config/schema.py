@@ -134,8 +134,12 @@ class Config(Section):
     of kind regularization
     """
     cache_dir: str | None = safe(None, min_length=1)
-    """where encoded clips and captions are kept (default: .videotune-cache in or beside
-    the first dataset)
+    """where encoded clips and captions are kept: a folder, or s3://BUCKET/FOLDER to share
+    them between machines (default: .videotune-cache in or beside the first dataset)
+    """
+    object_cache_gb: float = safe(50.0, gt=0, le=1e6)
+    """gigabytes of this disk, at most, for clips of datasets on an object store (s3://),
+    and as many for entries of a cache there; what was read longest ago is removed
     """
 
     steps: int = checked(2000, ge=1, le=10**9)

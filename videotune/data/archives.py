@@ -199,13 +199,17 @@ def unpack_shards(
     return folder
 
 
-def locked_folder(home: Path, progress: FileProgressFn) -> Any:
-    """Acquire the lock of the archives' folder; report if another process has it."""
+def locked_folder(
+    home: Path,
+    progress: FileProgressFn,
+    waiting: str = "waiting for another process that unpacks an archive",
+) -> Any:
+    """Acquire a folder's lock; report by this text if another process has it."""
     lock = FileLock(home / ".lock")
     try:
         return lock.acquire(timeout=0)
     except Timeout:
-        progress(0, 1, "waiting for another process that unpacks an archive")
+        progress(0, 1, waiting)
         return lock.acquire()
 
 

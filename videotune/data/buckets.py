@@ -1,300 +1,190 @@
-"""Choose the height and width of a clip, so that a dataset falls into few buckets.
+"""Buckets: the training windows of a library, grouped by what a step has in common."""
 
-Pure arithmetic: no file is read.
-"""
+from collections.abc import Collection, Iterator
+from itertools import pairwise
+from typing import NamedTuple
 
-import math
-import re
-from itertools import product
+import numpy as np
+from numpy.typing import NDArray
 
+from videotune.data.clip_sizes import is_valid_size, visible_share
+from videotune.data.clip_table import ClipColumns
+from videotune.data.library import Library
+from videotune.data.window_table import WindowTable, most_expensive_first
 from videotune.errors import VideotuneError
 from videotune.model_spec import VideoRules
-
-MAX_SIDE = 16_384
-"""Largest side in pixels of any size."""
-
-Size = tuple[int, int]
-"""Height and width in pixels."""
-
-SizeChoices = tuple[int | Size, ...]
-"""Value of ``resolution``: an integer n is an area of n², a pair is exactly that size.
-
-Each clip takes one of the choices.
-"""
+from videotune.types import ClipShape, Pacing, Window
 
 
-def parse_resolution(
-    value: int | str | list[int | str], rules: VideoRules, shrink: int = 1
-) -> SizeChoices:
-    """Parse 512, "512", "480x832" (height × width), or a list of these.
+class BucketKey(NamedTuple):
+    """What the windows of a bucket share."""
+
+    first_step: int
+    """The first step of the phase in which the bucket is shown."""
+    cost: int
+    """Minus the pixels of a sample, so that the most expensive bucket is the first of
+    its phase."""
+    shape: ClipShape
+    batch_size: int
+    """Samples of a forward pass. 0: the run's."""
+    probability: float
+
+
+def buckets(library: Library) -> dict[BucketKey, WindowTable]:
+    """Group the training windows by phase, shape, batch size and probability, the most
+    expensive shape first, in path order.
+
+    A new phase begins where a dataset comes or goes. The windows of a dataset with
+    repeats appear several times: a bucket lists all windows, then those with a second
+    copy, and so on.
+
+    Raises:
+        VideotuneError: if no dataset is trained before a later one begins.
+    """
+    windows = WindowTable.of(library.windows)
+    columns = library.columns
+    clip_of_owner = columns.ids.positions(windows.clip_ids)
+    clip_of_window = clip_of_owner[windows.owners()]
+    windows_pacing = columns.pacing[clip_of_window]
+    trained = {columns.pacings[number] for number in np.unique(windows_pacing)}
+
+    positions_by_key: dict[BucketKey, list[NDArray[np.integer]]] = {}
+    for first_step in _first_steps(trained):
+        is_pacing_shown = np.array(
+            [is_shown(pacing, first_step) for pacing in columns.pacings], bool
+        )
+        numbers, keys = _key_numbers(windows, columns, windows_pacing, first_step)
+        for copy in range(int(columns.repeats.max(initial=1))):
+            has_copy = copy < columns.repeats[clip_of_window]
+            positions = np.flatnonzero(has_copy & is_pacing_shown[windows_pacing])
+            for number, part in _grouped(positions, numbers[positions]):
+                positions_by_key.setdefault(keys[number], []).append(part)
+    return {
+        key: windows.take(np.concatenate(parts))
+        for key, parts in sorted(positions_by_key.items())
+    }
+
+
+def _key_numbers(
+    windows: WindowTable,
+    columns: ClipColumns,
+    pacing_of_window: NDArray[np.int32],
+    first_step: int,
+) -> tuple[NDArray[np.int64], list[BucketKey]]:
+    """Return the number of each window's bucket, and the keys of the buckets."""
+    shapes = list(dict.fromkeys(kind.shape for kind in windows.kinds))
+    numbers: dict[BucketKey, int] = {}
+    number_by_shape = np.zeros((len(shapes), len(columns.pacings)), np.int64)
+    for row, shape in enumerate(shapes):
+        for column, pacing in enumerate(columns.pacings):
+            key = _bucket_key(first_step, shape, pacing)
+            number_by_shape[row, column] = numbers.setdefault(key, len(numbers))
+
+    shape_of_window = windows.map_kinds(lambda kind: shapes.index(kind.shape), np.int64)
+    return number_by_shape[shape_of_window, pacing_of_window], list(numbers)
+
+
+def _grouped(
+    positions: NDArray[np.int64], numbers: NDArray[np.int64]
+) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Yield each number with its positions, in their order."""
+    for number in np.unique(numbers).tolist():
+        yield number, positions[numbers == number]
+
+
+def _bucket_key(first_step: int, shape: ClipShape, pacing: Pacing) -> BucketKey:
+    cost, _ = most_expensive_first(shape)
+    return BucketKey(first_step, cost, shape, pacing.batch_size, pacing.probability)
+
+
+def is_shown(pacing: Pacing, step: int) -> bool:
+    """Return whether a step may show clips of this pacing."""
+    has_begun = pacing.from_step <= step
+    return has_begun and (not pacing.until_step or step <= pacing.until_step)
+
+
+def _first_steps(pacings: Collection[Pacing]) -> list[int]:
+    """Return the first step of each phase in which something is shown.
+
+    Raises:
+        VideotuneError: if there is a phase before the last one that shows nothing.
+    """
+    borders = {1}
+    for pacing in pacings:
+        borders.add(pacing.from_step)
+        if pacing.until_step:
+            borders.add(pacing.until_step + 1)
+
+    first_steps = sorted(borders)
+    if pacings and not any(is_shown(pacing, first_steps[-1]) for pacing in pacings):
+        first_steps.pop()
+    for step, next_step in pairwise([*first_steps, 0]):
+        if pacings and not any(is_shown(pacing, step) for pacing in pacings):
+            raise VideotuneError(
+                f"datasets.from_step: no dataset is trained from step {step} to step "
+                f"{next_step - 1}. Let one begin earlier or end later (until_step)."
+            )
+    return first_steps
+
+
+def last_windows(*tables: WindowTable) -> Iterator[Window]:
+    """Yield the last window of each clip; of a clip in several tables, that of the last
+    table.
+    """
+    yielded_ids: set[str] = set()
+    for table in reversed(tables):
+        owners = table.owners()
+        _, from_end = np.unique(owners[::-1], return_index=True)
+        for position in np.sort(len(owners) - 1 - from_end).tolist():
+            window = table[position]
+            if window.clip_id not in yielded_ids:
+                yielded_ids.add(window.clip_id)
+                yield window
+
+
+def crop_problem(library: Library, rules: VideoRules, resolution: object) -> str | None:
+    """Return a message if every clip loses over half of its picture to the crop, or
+    None.
+
+    Mostly this means that height and width were exchanged.
 
     Args:
-        value: ``resolution`` as in the config.
+        library: the clips.
         rules: sizes that the model accepts.
-        shrink: the value is the size before clips are made this many times smaller.
-
-    Raises:
-        VideotuneError: for any other value, and for a size that the model does not
-            accept; the message names the nearest one that it does.
+        resolution: ``resolution`` as the user set it, for the message.
     """
-    if value == []:
-        raise VideotuneError(
-            'resolution is an empty list. Give 512, "480x832", or a list of such values.'
-        )
-
-    values = value if isinstance(value, list) else [value]
-    choices = tuple(parse_size(item) for item in values)
-    for choice in choices:
-        _check_size(choice, rules, shrink)
-    return choices
-
-
-def parse_size(value: int | str) -> int | Size:
-    """Parse one value of ``resolution``.
-
-    Raises:
-        VideotuneError: if it is neither an integer nor height × width.
-    """
-    numbers: list[int] = []
-    # Turning an integer of thousands of digits into text raises an error of its own.
-    if isinstance(value, str) or abs(value) <= MAX_SIDE:
-        text = str(value).strip().lower()
-        pair = re.fullmatch(r"([0-9]{1,6})\s*[x×]\s*([0-9]{1,6})", text)
-        if pair:
-            numbers = [int(side) for side in pair.groups()]
-        elif re.fullmatch("[0-9]{1,6}", text):
-            numbers = [int(text)]
-
-    is_valid = bool(numbers) and min(numbers) >= 1 and max(numbers) <= MAX_SIDE
-    if isinstance(value, bool) or not is_valid:
-        raise VideotuneError(
-            f"resolution: {value!r} is not a valid size. Give 512 (an area of 512·512), "
-            f'"480x832" (height × width), or a list; a side has at most {MAX_SIDE} pixels.'
-        )
-
-    if len(numbers) == 1:
-        return numbers[0]
-    return numbers[0], numbers[1]
-
-
-def _check_size(choice: int | Size, rules: VideoRules, shrink: int) -> None:
-    """Raise VideotuneError if the model does not accept a size (times ``shrink``)."""
-    problem = _size_problem(choice, rules, shrink)
-    if problem is not None:
-        sides = (choice,) if isinstance(choice, int) else choice  # one for an area
-        text = "x".join(str(side) for side in sides)
-        raise VideotuneError(f'resolution "{text}" does not suit this model: {problem}')
-
-
-def _size_problem(choice: int | Size, rules: VideoRules, shrink: int) -> str | None:
-    """Return why the model does not accept a size, with a remedy, or None."""
-    sides = (choice,) if isinstance(choice, int) else choice
-    multiple = rules.side_multiple * shrink
-
-    if rules.most_area is not None:
-        most_area = rules.most_area * shrink**2
-        if sides[0] * sides[-1] > most_area:
-            side = math.isqrt(most_area)
-            return f"a frame may have at most {most_area} pixels, as {side}x{side} has. Lower it."
-
-    if rules.size is not None:
-        only_size = (shrink * rules.size[0], shrink * rules.size[1])
-        if sides != only_size:
-            return (
-                f"it accepts only {size_rule(rules)} pixels. "
-                f'Set resolution="{only_size[0]}x{only_size[1]}".'
-            )
-
-    if rules.most_side is not None and len(sides) == 2:
-        most_side = rules.most_side * shrink
-        if max(sides) > most_side:
-            return f"a side may have at most {most_side} pixels. Lower it."
-    return _multiple_problem(sides, multiple)
-
-
-def _multiple_problem(sides: tuple[int, ...], multiple: int) -> str | None:
-    """Return why sides (of an area: one) do not suit the model's ``multiple``, or None."""
-    if len(sides) == 1:
-        if sides[0] < multiple:
-            return f"the smallest side that it accepts is {multiple}."
+    tables = [
+        WindowTable.of(windows)
+        for windows in (library.windows, library.held_out_windows)
+    ]
+    kinds = [*tables[0].used_kinds(), *tables[1].used_kinds()]
+    if not kinds or any(kind.resize not in ("center", "random") for kind in kinds):
         return None
 
-    if any(side % multiple for side in sides):
-        nearest_sides = [
-            max(1, math.floor(side / multiple + 0.5)) * multiple for side in sides
-        ]
-        nearest = "x".join(str(side) for side in nearest_sides)
-        return (
-            f'both sides must be multiples of {multiple}. The nearest is "{nearest}".'
+    cropped = []
+    shares = []
+    turned_shares = []
+    for window in last_windows(*tables):
+        info = library.media[window.clip_id]
+        size = (window.shape.height, window.shape.width)
+        cropped.append(window)
+        shares.append(visible_share(info.width, info.height, size))
+        turned_shares.append(visible_share(info.width, info.height, size[::-1]))
+        # Of most datasets this is the first clip.
+        if shares[-1] >= 0.5:
+            return None
+    largest_share = max(shares)
+
+    height = cropped[0].shape.height
+    width = cropped[0].shape.width
+    remedy = 'resize="pad" keeps all of them'
+    if min(turned_shares) > largest_share and is_valid_size((width, height), rules):
+        remedy = (
+            f'width={height} and height={width} (resolution "{width}x{height}") '
+            "keep more of them"
         )
-    return None
-
-
-def size_rule(rules: VideoRules) -> str:
-    """Describe the sizes, height × width, that a model accepts."""
-    if rules.size is not None:
-        return f"{rules.size[0]}x{rules.size[1]}"
-
-    side_limit = "" if rules.most_side is None else f", at most {rules.most_side}"
-    area_limit = (
-        "" if rules.most_area is None else f", at most {rules.most_area} in all"
-    )
-    return f"multiples of {rules.side_multiple}{side_limit}{area_limit}"
-
-
-def is_valid_size(size: Size, rules: VideoRules) -> bool:
-    """Return whether the model accepts this height and width."""
-    if rules.most_side is not None and max(size) > rules.most_side:
-        return False
-    if rules.most_area is not None and size[0] * size[1] > rules.most_area:
-        return False
-    if rules.size is not None and rules.size != size:
-        return False
-    return not any(side % rules.side_multiple for side in size)
-
-
-def choose_size(
-    width: int, height: int, choices: SizeChoices, rules: VideoRules, shrink: int = 1
-) -> Size:
-    """Choose the size of a clip.
-
-    Of several choices, take the largest that the clip fills without upscaling; at equal
-    areas the one that crops least; the smallest if it fills none. A single choice is
-    taken even if it upscales (see ``upscale_factor``).
-
-    Args:
-        width: width of the clip.
-        height: height of the clip.
-        choices: the dataset's resolution.
-        rules: sizes that the model accepts.
-        shrink: the clip is made this many times smaller than the choice.
-
-    Returns:
-        Height and width of the samples.
-    """
-    most_side = None if rules.most_side is None else rules.most_side * shrink
-    most_area = None if rules.most_area is None else rules.most_area * shrink**2
-    sizes: list[Size] = []
-    for choice in choices:
-        if isinstance(choice, int):
-            size = _size_at_aspect(
-                width,
-                height,
-                side=choice,
-                multiple=rules.side_multiple * shrink,
-                most_side=most_side,
-                most_area=most_area,
-            )
-            sizes.append(size)
-        else:
-            sizes.append(choice)
-
-    def preference(size: Size) -> tuple[bool, int, float]:
-        is_filled = upscale_factor(width, height, size) <= 1
-        area = size[0] * size[1]
-        return (
-            is_filled,
-            area if is_filled else -area,
-            visible_share(width, height, size),
-        )
-
-    best_height, best_width = max(sizes, key=preference)
-    return best_height // shrink, best_width // shrink
-
-
-def upscale_factor(
-    width: int, height: int, size: Size, resize: str = "center"
-) -> float:
-    """Return by which factor a clip is enlarged; below 1 it is reduced.
-
-    A crop covers the size; "pad" fits into it; "stretch" scales each side by itself,
-    and the larger factor counts.
-
-    Args:
-        width: width of the clip.
-        height: height of the clip.
-        size: height and width of the samples.
-        resize: "center" or "random" (crops), "pad" or "stretch".
-    """
-    factors = size[0] / height, size[1] / width
-    return min(factors) if resize == "pad" else max(factors)
-
-
-def padded_box(width: int, height: int, size: Size) -> tuple[int, int, int, int]:
-    """Return where "pad" puts the picture in ``size``: (top, left, height, width) in
-    pixels.
-    """
-    scale = min(size[0] / height, size[1] / width)
-    box_height = min(size[0], max(1, round(height * scale)))
-    box_width = min(size[1], max(1, round(width * scale)))
     return (
-        (size[0] - box_height) // 2,
-        (size[1] - box_width) // 2,
-        box_height,
-        box_width,
+        f"resolution: {resolution} makes frames {width} wide and {height} high, and crops away "
+        f"{1 - largest_share:.0%} or more of every clip; {remedy}. Set that, or "
+        "allow_crop=true if this is intended."
     )
-
-
-def visible_share(width: int, height: int, size: Size) -> float:
-    """Return the share of the picture's area that the centre crop shows."""
-    scale = upscale_factor(width, height, size)
-    return size[0] * size[1] / (width * height * scale * scale)
-
-
-def _size_at_aspect(
-    width: int,
-    height: int,
-    *,
-    side: int,
-    multiple: int,
-    most_side: int | None,
-    most_area: int | None,
-) -> Size:
-    """Return a size of about side² pixels at the clip's aspect ratio.
-
-    Of the multiples just below and above each ideal side, take the pair with the least
-    error in aspect and in area, measured in logarithms; aspect counts twice, since its
-    error is cropped away. A portrait clip gets the size of its landscape twin, turned.
-
-    Args:
-        width: width of the clip.
-        height: height of the clip.
-        side: root of the area.
-        multiple: both sides are multiples of it.
-        most_side: limit of each side.
-        most_area: limit of the area.
-    """
-    if height > width:
-        turned_height, turned_width = _size_at_aspect(
-            height,
-            width,
-            side=side,
-            multiple=multiple,
-            most_side=most_side,
-            most_area=most_area,
-        )
-        return turned_width, turned_height
-
-    aspect = width / height
-    longest_side = math.inf if most_side is None else most_side // multiple * multiple
-    ideal_height = min(longest_side, side / math.sqrt(aspect))
-    ideal_width = min(longest_side, side * math.sqrt(aspect))
-    heights = _neighbouring_multiples(ideal_height, multiple)
-    widths = _neighbouring_multiples(ideal_width, multiple)
-
-    def error(size: Size) -> tuple[float, int]:
-        aspect_error = abs(math.log(size[1] / size[0] / aspect))
-        area_error = abs(math.log(size[0] * size[1] / side**2))
-        return round(2 * aspect_error + area_error, 9), -size[0] * size[1]
-
-    sizes = list(product(heights, widths))
-    if most_area is not None:
-        sizes = [size for size in sizes if size[0] * size[1] <= most_area]
-    return min(sizes or [(multiple, multiple)], key=error)
-
-
-def _neighbouring_multiples(side: float, multiple: int) -> set[int]:
-    """Return the multiples just below and above a side, at least ``multiple`` itself."""
-    below = math.floor(side / multiple) * multiple
-    above = math.ceil(side / multiple) * multiple
-    return {max(multiple, below), above}

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from videotune.config.data_schema import Dataset, VideoConfig
 from videotune.config.schema import Config
-from videotune.data.buckets import Size, SizeChoices, choose_size
 from videotune.data.caption_variants import trained_captions
 from videotune.data.captions import (
     join_lines,
@@ -21,8 +20,9 @@ from videotune.data.captions import (
     split_variants,
 )
 from videotune.data.clip_file import ClipFile, Role, repeats_of
+from videotune.data.clip_sizes import Size, SizeChoices, choose_size
 from videotune.data.companion_files import FOLDER_OF_ROLE
-from videotune.data.companions import ALPHA, Companion, alpha_mask, check_companion
+from videotune.data.companions import Companion, alpha_mask, check_companion
 from videotune.data.content_scan import ContentScan
 from videotune.data.file_checks import ClipProblem
 from videotune.data.frame_counts import shrink_factor
@@ -36,9 +36,8 @@ from videotune.data.media_info import MediaInfo
 from videotune.data.mirroring import word_against_mirroring
 from videotune.data.sound_scan import SoundScan
 from videotune.data.sound_windows import mark_sound
-from videotune.data.tone_mapping import TONE_MAPPING_VERSION
+from videotune.data.tone_mapping import id_of_pixels
 from videotune.errors import VideotuneError
-from videotune.files import digest
 from videotune.model_spec import VideoRules
 from videotune.text import counted
 from videotune.types import Clip, Pacing
@@ -98,7 +97,7 @@ class Candidate:
     def alpha_is_mask(self) -> bool:
         """Whether the clip's alpha channel is its loss mask."""
         mask = self.companions.get("loss_mask")
-        return mask is not None and mask.content_id.endswith(ALPHA)
+        return mask is not None and mask.is_alpha
 
     @property
     def lacks_only_caption(self) -> bool:
@@ -145,10 +144,8 @@ class Candidate:
 
     @property
     def clip_id(self) -> str:
-        """Id of the clip's pixels: the hash of its bytes, with the tone mapping if HDR."""
-        if self.media.hdr is None:
-            return self.content_id
-        return digest([self.content_id, "tone-mapped", TONE_MAPPING_VERSION])
+        """Id of the clip's pixels."""
+        return id_of_pixels(self.content_id, self.media)
 
     def to_clip(self, seed: int) -> Clip:
         """Build the clip of a candidate without a problem; the seed is the run's."""
@@ -218,7 +215,7 @@ class Candidate:
 
         height, width = self.size
         companions = sorted(
-            (role, companion.content_id) for role, companion in self.companions.items()
+            (role, companion.file_id) for role, companion in self.companions.items()
         )
         windows = []
         for window in placement.windows:

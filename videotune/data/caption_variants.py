@@ -69,8 +69,8 @@ def trained_captions(
 def variants_of(
     text: str, dataset: Dataset, seed: int, wildcards: WildcardFiles
 ) -> list[str]:
-    """Return the variants of a written caption: the first is drawn by no chance, and
-    some may be equal.
+    """Return the variants of a written caption. The first one is not random, and some may
+    be equal.
 
     Args:
         text: the caption.
@@ -80,7 +80,7 @@ def variants_of(
 
     Raises:
         VideotuneError: if the caption is far longer than any model reads, or names a
-            wildcard that there is not.
+            wildcard that does not exist.
     """
     _refuse_long(text, dataset)
     variants = [_without_chance(text, dataset, wildcards)]
@@ -103,7 +103,7 @@ def _without_chance(text: str, dataset: Dataset, wildcards: WildcardFiles) -> st
     """Return a caption with the first choice of each wildcard, and all tags in order."""
     if dataset.caption_wildcards:
         text = _resolve_wildcards(text, dataset, wildcards, lambda count: 0)
-    return _frame(text, dataset)
+    return _with_prefix_and_suffix(text, dataset)
 
 
 def _vary(
@@ -137,7 +137,7 @@ def _vary(
         ]
         joint = f"{separator.rstrip()} "
         text = joint.join([*first_tags, *remaining_tags])
-    return _frame(text, dataset)
+    return _with_prefix_and_suffix(text, dataset)
 
 
 def _resolve_wildcards(
@@ -178,8 +178,8 @@ def _resolve_wildcards(
     return text
 
 
-def _frame(text: str, dataset: Dataset) -> str:
-    """Put prefix, suffix and trigger around a caption."""
+def _with_prefix_and_suffix(text: str, dataset: Dataset) -> str:
+    """Add prefix, suffix and trigger to a caption."""
     prefix = dataset.caption_prefix or ""
     if prefix and text and not prefix[-1].isspace():
         prefix += " "
@@ -188,7 +188,7 @@ def _frame(text: str, dataset: Dataset) -> str:
     if suffix and text and not suffix[0].isspace() and suffix[0] not in _PUNCTUATION:
         suffix = f" {suffix}"
 
-    framed = text
+    completed = text
     if prefix or suffix:
-        framed = f"{prefix}{text}{suffix}".strip()
-    return with_trigger(framed, dataset.trigger)
+        completed = f"{prefix}{text}{suffix}".strip()
+    return with_trigger(completed, dataset.trigger)

@@ -6,10 +6,10 @@ A warning asks the user to do something; a note does not.
 from pathlib import Path
 from typing import Any
 
-from videotune.data.buckets import upscale_factor, visible_share
 from videotune.data.candidates import Candidate
 from videotune.data.captions import fill_trigger, lint_caption
 from videotune.data.clip_file import Role
+from videotune.data.clip_sizes import upscale_factor, visible_share
 from videotune.data.content_scan import ContentScan
 from videotune.data.frame_counts import sample_fps
 from videotune.data.frame_sampling import WindowPlacement
@@ -299,8 +299,8 @@ def _add_content_hints(
     if scan is None or info.still:
         return
 
-    if scan.black > FROZEN_LIMIT:
-        text = f"{scan.black:.0%} of it is black or one flat colour"
+    if scan.blank > FROZEN_LIMIT:
+        text = f"{scan.blank:.0%} of it is black or one flat colour"
         serious.append(Remark("black", text))
     elif scan.frozen > FROZEN_LIMIT:
         text = f"{scan.frozen:.0%} of it is frozen: the picture does not change"
@@ -357,10 +357,10 @@ def _add_stream_hints(
             "if files were joined byte by byte, join them with ffmpeg"
         )
         serious.append(Remark("unread", text))
-    if info.turned_at is not None:
+    if info.form_changes_at is not None:
         text = (
             "its pictures have another shape or other colours (HDR) from "
-            f"{info.turned_at:.2f} s on, where the clip is ended"
+            f"{info.form_changes_at:.2f} s on, where the clip is ended"
         )
         serious.append(Remark("turned", text))
 

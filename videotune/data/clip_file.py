@@ -59,9 +59,11 @@ class ClipFile:
     """Path at which the layout expects the text file."""
 
     metadata_texts: tuple[str, ...] | None = None
-    """Captions by a metadata file, which alone count then; empty if its row has none.
+    """Captions of the clip's row in a metadata file; if not None, its text file is ignored.
+    () if the row has no text.
 
-    Each may have several lines. None without a row, or if it only names companions.
+    Each may have several lines. None if there is no row, or a row that only names
+    companions.
     """
 
     metadata_row: str | None = None
@@ -87,7 +89,9 @@ class ClipFile:
 
     @property
     def metadata_captions(self) -> tuple[str, ...] | None:
-        """Variants by a metadata file: the lines of its texts."""
+        """Captions of the clip's row in a metadata file, split into the lines of its
+        texts; None if it has none.
+        """
         if self.metadata_texts is None:
             return None
         return split_variants("\n".join(self.metadata_texts))
@@ -128,10 +132,10 @@ def repeats_of(root: Path, path: Path) -> tuple[str, int]:
 
 
 def text_files_by_name(files: Collection[str], suffix: str) -> dict[str, str]:
-    """Return files with the suffix of captions by their path with the suffix as it is
-    set.
+    """Map NAME + suffix (spelled as the dataset sets it) to the real path of the text file,
+    whose suffix may be in another case.
 
-    NAME.TXT is a caption too; if there is NAME.txt as well, that one is used.
+    If there are both NAME.txt and NAME.TXT, the one that is spelled as set is used.
     """
     lower_case = suffix.lower()
     text_files = sorted(path for path in files if path.lower().endswith(lower_case))

@@ -61,7 +61,7 @@ class CompanionFiles:
     Args:
         files: paths of all files of the dataset.
         settings: what counts as a companion.
-        outside: files of such folders beside a root that is itself ``videos``.
+        outside: files of folders of companions beside a root that is itself ``videos``.
     """
 
     def __init__(
@@ -84,7 +84,8 @@ class CompanionFiles:
             if path in outside or self._is_in_companion_folder(path):
                 self._by_stem.setdefault(os.path.splitext(path)[0], path)
                 self.paths.add(path)
-        # A clip has many places for a companion, and most datasets have none.
+        # Places for a companion are looked up only below these folders: a clip has many
+        # such places, and most datasets have no companions.
         self._used_names: set[str] = set()
         """Names of the folders that companions are in, at any depth."""
         for path in self.paths:
@@ -108,7 +109,8 @@ class CompanionFiles:
         named = self._named.get(clip, {})
         companions = self._in_folders(clip) | named
 
-        # Files that are made for the loss come before masks of any use.
+        # A file only for the loss (loss_masks/, datasets.loss_masks, column loss_mask) wins
+        # over a mask that serves both uses.
         stem = os.path.splitext(clip)[0]
         if self._settings.loss_masks is not None:
             companions.pop("loss_mask", None)
@@ -123,13 +125,14 @@ class CompanionFiles:
         )
 
     def replaced_by_names(self, clip: str) -> list[tuple[Role, str, str]]:
-        """Return role, used file and unused file where a metadata file names another file
-        for a clip than a folder has.
+        """Return (role, used file, unused file) for each companion of a clip for which a
+        metadata file names another file than a folder has.
         """
         if clip not in self._named:
             return []
         in_folders = self._in_folders(clip)
-        # A mask in masks/ is of the clip's conditions too, so it is no rival.
+        # A file in masks/ that the row replaces as loss_mask is still used as condition
+        # mask, so only loss_masks/ counts as replaced.
         loss_mask = self._beside(os.path.splitext(clip)[0], LOSS_FOLDERS)
         in_folders.pop("loss_mask", None)
         if loss_mask is not None:
@@ -187,9 +190,9 @@ class CompanionFiles:
     ) -> set[str]:
         """Return the folders whose files are companions.
 
-        A folder with the name of one is beside ``videos`` or ``images``, or has a file
-        with the name of a clip in the folder above it. A folder "masks" of clips of
-        their own is not one.
+        A folder with such a name counts if it is beside ``videos`` or ``images``, or has a
+        file with the name of a clip one folder up. A folder of clips that only happens to
+        be called masks does not.
         """
         all_folders = _with_parents(folders)
         companion_folders = set()
@@ -249,8 +252,8 @@ class CompanionFiles:
 def named_companions(
     paths: Mapping[Role, Path],
 ) -> tuple[tuple[Role, Path], ...]:
-    """Return companions that only a row names. A mask is one of the loss too, unless the
-    row has another.
+    """Return the companions of a clip that has only a row. Its mask is also the loss mask,
+    unless the row names another one.
     """
     companions = dict(paths)
     if "mask" in companions:

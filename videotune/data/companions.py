@@ -8,6 +8,7 @@ from videotune.config.schema import Config
 from videotune.data.clip_file import ClipFile, Role
 from videotune.data.file_checks import ClipProblem
 from videotune.data.media_info import MediaInfo
+from videotune.data.tone_mapping import id_of_pixels
 
 ASPECT_TOLERANCE = 0.02
 """How far the aspect ratio of a mask may differ from its clip's, as a share."""
@@ -39,6 +40,18 @@ class Companion:
         assert self.info is not None
         return self.info
 
+    @property
+    def is_alpha(self) -> bool:
+        """Whether it is the alpha channel of its clip."""
+        return self.content_id.endswith(ALPHA)
+
+    @property
+    def file_id(self) -> str:
+        """Id of its pixels, by which windows name it."""
+        if self.is_alpha:
+            return self.content_id
+        return id_of_pixels(self.content_id, self.media)
+
 
 def used_companions(file: ClipFile, config: Config) -> dict[Role, Companion]:
     """Return the companions of a clip that the config uses, not yet read."""
@@ -64,7 +77,9 @@ def used_companions(file: ClipFile, config: Config) -> dict[Role, Companion]:
 
 
 def is_missing(file: ClipFile, path: Path) -> bool:
-    """Return whether a clip's companion does not exist: only a row can name such a one."""
+    """Return whether a clip's companion does not exist, which can be only if a row names
+    it.
+    """
     return file.metadata_row is not None and not os.path.isfile(path)
 
 
@@ -79,7 +94,7 @@ def column_of(file: ClipFile, role: Role) -> Role:
 
 
 def alpha_mask(clip_id: str, media: MediaInfo) -> Companion:
-    """Return the mask of a clip whose alpha channel is its mask."""
+    """Return the alpha channel of a clip as its loss mask."""
     return Companion("loss_mask", Path(media.path), f"{clip_id}{ALPHA}", media)
 
 
@@ -99,7 +114,7 @@ def check_companion(companion: Companion, clip: MediaInfo) -> None:
         raise ClipProblem(reason, f"{name}: {companion.problem.detail}")
 
     media = companion.media
-    if companion.content_id.endswith(ALPHA):
+    if companion.is_alpha:
         if media.codec in HIDDEN_ALPHA:
             raise ClipProblem(
                 reason,
@@ -125,8 +140,9 @@ def check_companion(companion: Companion, clip: MediaInfo) -> None:
     frames = len(media.ticks)
     clip_frames = len(clip.ticks)
     frame_seconds = clip.seconds / max(1, clip_frames)
-    is_longer = abs(media.seconds - clip.seconds) > 1.5 * frame_seconds
-    if clip.still or abs(frames - clip_frames) > FRAME_TOLERANCE or is_longer:
+    has_other_length = abs(media.seconds - clip.seconds) > 1.5 * frame_seconds
+    has_other_count = abs(frames - clip_frames) > FRAME_TOLERANCE
+    if clip.still or has_other_count or has_other_length:
         raise ClipProblem(
             reason,
             f"{name} has {_length(media)}, the clip {_length(clip)}: "

@@ -47,7 +47,8 @@ chest that rises by 1.5 pixels of 720p changes a cell by 6 to 17.
 FROZEN_SECONDS = 1.0
 """Shortest freeze.
 
-A breathing person rests half a second at each turn (at most 0.47 of the time at 1 s).
+A chest that rises by 1.5 pixels every 3.5 s rests for up to 0.83 s at each turn (24 fps,
+x264 at CRF 18 to 38).
 """
 
 BLANK_LEVELS = 8.0
@@ -79,7 +80,7 @@ FLAT_DETAILS = 6.0
 """Length of a block's details (36 cells) below which it is flat: one level per cell."""
 
 ASPECT_TOLERANCE = 0.02
-"""Difference (of logarithms) up to which two aspect ratios are one shape.
+"""Difference (of logarithms) up to which two aspect ratios count as the same.
 
 Streams that adapt to the network round the sides of each size to whole macroblocks.
 """
@@ -87,6 +88,9 @@ Streams that adapt to the network round the sides of each size to whole macroblo
 CUT_SECONDS = 0.25
 """A picture that returns within this time was not cut away: a flash, a flicker, a bump.
 """
+
+JSON_NAMES = {"blank": "black", "form_changes_at": "turned_at"}
+"""Fields of a ``ContentScan`` whose keys in JSON are older than their names."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +105,10 @@ class ContentScan:
     frozen: Number = 0.0
     """Share of the time in which the picture does not change for at least a second."""
 
-    black: Number = 0.0
-    """Share of the time in which the picture has one tone: black, white or flat."""
+    blank: Number = 0.0
+    """Share of the time in which the picture has one tone: black, white or flat. In JSON it
+    is "black".
+    """
 
     cuts: tuple[Number, ...] = ()
     """Hard cuts: the timestamp of the first frame after each."""
@@ -121,13 +127,14 @@ class ContentScan:
     scanned.
     """
 
-    turned_at: Number | None = None
-    """Timestamp of the first frame of another shape than the first frame, or with HDR where
-    that one has none; nothing after it was scanned.
+    form_changes_at: Number | None = None
+    """Second from which frames have another aspect ratio than the first one, or HDR begins
+    or ends; a rotation flag alone does not count. Nothing after it was scanned. In JSON it
+    is "turned_at".
     """
 
     sizes: Count = 1
-    """Different sizes of the frames, all of one shape."""
+    """Different sizes of the frames, all of one aspect ratio."""
 
     interlaced: Number = 0.0
     """Share of the frames that consist of two fields."""
@@ -136,10 +143,13 @@ class ContentScan:
         """Return about 700 bytes of JSON from which ``from_json`` restores an equal
         scan.
         """
-        return vars(self) | {
+        fields = vars(self) | {
             "cuts": list(self.cuts),
             "signatures": list(self.signatures),
         }
+        for name, json_name in JSON_NAMES.items():
+            fields[json_name] = fields.pop(name)
+        return fields
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> "ContentScan":
@@ -148,8 +158,12 @@ class ContentScan:
         Raises:
             KeyError, TypeError, ValueError: if the value is anything else.
         """
-        lists = {name: tuple(value[name]) for name in ("cuts", "signatures")}
-        scan: ContentScan = checked(ContentScan, ContentScan(**(value | lists)))
+        fields = dict(value)
+        for name in ("cuts", "signatures"):
+            fields[name] = tuple(value[name])
+        for name, json_name in JSON_NAMES.items():
+            fields[name] = fields.pop(json_name)
+        scan: ContentScan = checked(ContentScan, ContentScan(**fields))
 
         signature_bytes = GRID * GRID * 3 // 2
         for signature in scan.signatures:
@@ -184,7 +198,7 @@ def scan_content(
 
         # The last frame only serves near-duplicates, so failing to decode it is no
         # problem.
-        is_whole = damaged_at is None and statistics.turned_at is None
+        is_whole = damaged_at is None and statistics.form_changes_at is None
         if is_whole and count < len(info.ticks) and info.seekable:
             with suppress(ClipProblem):
                 _, statistics.last_frame = next(reader.frames([len(info.ticks) - 1]))
@@ -200,12 +214,12 @@ def scan_content(
     return ContentScan(
         until=until,
         frozen=round(statistics.frozen_share(), 4),
-        black=round(statistics.blank_seconds / statistics.seconds, 4),
+        blank=round(statistics.blank_seconds / statistics.seconds, 4),
         cuts=tuple(info.timestamps[index] for index in cuts),
         jitter=round(_jitter(info.timestamps[:count]), 4),
         signatures=tuple(_signature(frame, info) for frame in signature_frames),
         damaged_at=damaged_at,
-        turned_at=statistics.turned_at,
+        form_changes_at=statistics.form_changes_at,
         sizes=len(statistics.sizes),
         interlaced=round(statistics.interlaced_frames / statistics.count, 4),
     )
@@ -227,8 +241,8 @@ def _scan_frames(
                     "decode_error",
                     f"frame {statistics.count} of {len(info.ticks)} is not there",
                 )
-            if statistics.is_turned(frame, reader.pixel_aspect):
-                statistics.turned_at = info.timestamps[index]
+            if statistics.has_other_form(frame, reader.pixel_aspect):
+                statistics.form_changes_at = info.timestamps[index]
                 break
             statistics.add(frame, reader.pixel_aspect)
     except ClipProblem:
@@ -263,7 +277,7 @@ class _ScanStatistics:
         self.first_aspect = 1.0
         """Aspect ratio of the first frame as it is shown."""
 
-        self.turned_at: float | None = None
+        self.form_changes_at: float | None = None
         self.interlaced_frames = 0
 
         self.first_frame: Any = None
@@ -282,11 +296,11 @@ class _ScanStatistics:
         self._previous_picture: Picture | None = None
         self._recent_details: deque[tuple[int, Picture]] = deque()
 
-    def is_turned(self, frame: Any, pixel_aspect: float) -> bool:
-        """Return whether a frame has another shape than the first, or other colours.
+    def has_other_form(self, frame: Any, pixel_aspect: float) -> bool:
+        """Return whether a frame has another aspect ratio than the first, or is HDR where
+        the first is not or the other way round.
 
-        Frames of another size and the same shape are resized like the others. A camera
-        that was turned, or a cut from HDR to SDR, ends the clip.
+        Frames of another size and the same aspect ratio are resized like the others.
         """
         if self.first_frame is None:
             return False
@@ -335,21 +349,23 @@ class _ScanStatistics:
     def _compare_details(self, index: int, picture: Picture) -> None:
         """Compare a picture with those shortly before it, for all boundaries between
         them.
+
+        Boundary b lies before frame b. The pair (earlier, index) counts for every b between
+        them that has both frames within ``frames_each_side``.
         """
         half_size = picture.reshape(SIDE // 2, 2, SIDE // 2, 2).mean((1, 3))
         details = fine_details(half_size)
 
-        # Frames on each side of a boundary that are compared.
         first_recent = bisect_left(self._stamps, self._stamps[index] - CUT_SECONDS)
-        reach = min(15, max(2, index - first_recent))
+        frames_each_side = min(15, max(2, index - first_recent))
         self._recent_details = deque(
-            [*self._recent_details, (index, details)], maxlen=2 * reach
+            [*self._recent_details, (index, details)], maxlen=2 * frames_each_side
         )
 
         for earlier_index, earlier_details in list(self._recent_details)[:-1]:
             pair_likeness = likeness(details, earlier_details)
-            first_boundary = max(earlier_index + 1, index - reach + 1)
-            last_boundary = min(index, earlier_index + reach)
+            first_boundary = max(earlier_index + 1, index - frames_each_side + 1)
+            last_boundary = min(index, earlier_index + frames_each_side)
             for boundary in range(first_boundary, last_boundary + 1):
                 largest = self.likenesses.get(boundary, -1.0)
                 self.likenesses[boundary] = max(largest, pair_likeness)

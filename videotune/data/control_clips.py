@@ -23,6 +23,7 @@ from videotune.data.file_checks import ClipProblem
 from videotune.data.layouts import read_folder
 from videotune.data.media_index import LONGEST_SCAN, MediaIndex
 from videotune.data.media_info import MediaInfo
+from videotune.data.object_files import refuse_object_store
 from videotune.data.workers import Call, default_workers
 from videotune.errors import VideotuneError
 from videotune.text import counted
@@ -99,6 +100,9 @@ def plan_controls(
         VideotuneError: if there are no clips, or if the controls would be clips of the
             dataset, or would replace files or each other.
     """
+    for path in (source, out):
+        if path is not None:
+            refuse_object_store(path, "control clips are files beside the clips, and")
     source = Path(os.path.abspath(source))
     root = source if source.is_dir() else source.parent
     if out is not None:

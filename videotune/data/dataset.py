@@ -10,9 +10,9 @@ from typing import Any
 from videotune.config.data_schema import Dataset, VideoConfig
 from videotune.config.schema import Config
 from videotune.data.archives import ARCHIVE_SUFFIXES, FileProgressFn, silent
-from videotune.data.buckets import SizeChoices, parse_resolution
 from videotune.data.candidates import Candidate, prepare_candidates
 from videotune.data.clip_file import CLIP_SUFFIXES, ClipFile
+from videotune.data.clip_sizes import SizeChoices, parse_resolution
 from videotune.data.clip_table import map_rows
 from videotune.data.companion_files import CompanionSettings
 from videotune.data.companions import used_companions
@@ -42,6 +42,7 @@ from videotune.data.locations import Location, open_location
 from videotune.data.mask_notes import notes_on_masks
 from videotune.data.media_index import MediaIndex
 from videotune.data.metadata_files import Columns
+from videotune.data.object_store import is_object_url
 from videotune.data.picture_matching import SourceClip, near_duplicates
 from videotune.data.remarks import codes_of
 from videotune.data.source_videos import group_by_source, hold_out
@@ -96,7 +97,6 @@ def scan(
         index,
         roots=[location.root for location in locations],
         until=config.video_config.max_duration,
-        left_out=listed.left_out,
         reads_sound=config.reads_sound,
     )
 
@@ -107,8 +107,9 @@ def scan(
     _mark_near_duplicates(usable, source_clips)
     _look_at_uncaptioned(candidates, usable, locations, config)
     source_notes = _assign_sources(usable, source_clips)
+    # Notes of ``_hold_out`` first: they may say that the validation loss is useless. Notes
+    # on file names (``_assign_sources``) follow.
     notes += _hold_out(usable, config, rules)
-    # What makes the validation loss useless comes before how names were understood.
     notes += source_notes
     for candidate in usable:
         candidate.mirror()
@@ -144,8 +145,6 @@ class _ListedFiles:
     candidates: list[Candidate] = field(default_factory=list)
     locations: list[Location] = field(default_factory=list)
     """By dataset."""
-    left_out: list[Path] = field(default_factory=list)
-    """What ``max_clips`` leaves out."""
     notes: list[str] = field(default_factory=list)
 
 
@@ -173,14 +172,13 @@ def _list_files(
             if file.frames:
                 _join_frames(candidate, cache, progress)
         if left_out:
-            listed.left_out += [file.path for file in left_out]
             listed.notes.append(_left_out_note(dataset, location, left_out))
     return listed
 
 
 def _snapshot_inputs(config: Config, rules: VideoRules) -> Inputs | None:
-    """Return what a library is made of, as it is now. None if its snapshot would not be
-    worth the trouble, or could be of other files.
+    """Return what a library is made of, as it is now. None for a small library, or if a
+    folder cannot be read.
     """
     inputs = Inputs(config, rules)
     if not has_many_files(inputs.folders, FEWEST_CLIPS):
@@ -218,7 +216,6 @@ def _examine(
     *,
     roots: Sequence[Path],
     until: float,
-    left_out: Sequence[Path],
     reads_sound: bool,
 ) -> None:
     """Set media info and scans of the candidates, or their problem.
@@ -226,9 +223,9 @@ def _examine(
     Args:
         candidates: files of all datasets.
         index: the media index.
-        roots: see ``MediaIndex.examine``, like the next two.
+        roots: folders of the datasets. The index drops its entries of files that have
+            vanished from them.
         until: seconds of each clip to scan.
-        left_out: files that ``max_clips`` leaves out.
         reads_sound: whether to scan the sound of clips.
     """
     paths = [
@@ -240,7 +237,7 @@ def _examine(
             if companion.problem is None:
                 companions[companion.path] = companion
 
-    examined = index.examine([*paths, *companions], roots, until, left_out)
+    examined = index.examine([*paths, *companions], roots, until)
     clips = examined[: len(paths)]
     if reads_sound:
         clips = index.listen(list(zip(paths, clips, strict=True)), until)
@@ -331,6 +328,11 @@ def _check_settings(config: Config, rules: VideoRules) -> list[str]:
             )
 
     for dataset in config.datasets:
+        if dataset.loss_masks is not None and is_object_url(dataset.loss_masks):
+            raise VideotuneError(
+                f"datasets.loss_masks: {dataset.loss_masks} is on an object store, and only a folder of this "
+                "machine can be named. Put the masks into loss_masks/ beside videos/ on the store."
+            )
         if dataset.caption_extension.lower() in (*CLIP_SUFFIXES, *ARCHIVE_SUFFIXES):
             raise VideotuneError(
                 f"datasets.caption_extension: {dataset.caption_extension} of {dataset.path} is "

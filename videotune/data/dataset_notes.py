@@ -8,10 +8,10 @@ from statistics import median
 
 from videotune.config.data_schema import VideoConfig
 from videotune.config.schema import Config
-from videotune.data.buckets import upscale_factor
 from videotune.data.candidates import Candidate
 from videotune.data.captions import has_paragraphs, lint_captions
 from videotune.data.clip_accounts import UPSCALE_LIMIT
+from videotune.data.clip_sizes import upscale_factor
 from videotune.data.frame_counts import (
     frame_interval,
     frames_in,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from videotune.data.object_files import local_copy
 from videotune.errors import VideotuneError
 
 REASONS = (
@@ -120,7 +121,7 @@ def type_of_file(path: Path) -> str:
     Raises:
         OSError: if the file cannot be read.
     """
-    with path.open("rb") as file:
+    with local_copy(path) as local, local.open("rb") as file:
         head = file.read(HEAD_BYTES)
 
     file_type = type_of(head)
@@ -169,11 +170,12 @@ def head_of(file: Path) -> bytes:
     Raises:
         ClipProblem: if the file is empty or cannot be read.
     """
-    try:
-        with file.open("rb") as stream:
-            head = stream.read(HEAD_BYTES)
-    except OSError as error:
-        raise ClipProblem("unreadable", error.strerror or str(error)) from error
+    with local_copy(file) as local:
+        try:
+            with local.open("rb") as stream:
+                head = stream.read(HEAD_BYTES)
+        except OSError as error:
+            raise ClipProblem("unreadable", error.strerror or str(error)) from error
 
     if not head:
         raise ClipProblem("empty", "the file has 0 bytes")

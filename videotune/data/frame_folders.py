@@ -18,8 +18,10 @@ from PIL import Image
 from videotune import files
 from videotune.data.archives import RESERVE, FileProgressFn
 from videotune.data.clip_file import CLIP_FOLDERS, CLIP_SUFFIXES, ClipFile
+from videotune.data.fetch_ahead import local_copies
 from videotune.data.file_checks import MAX_PIXELS, ClipProblem, check_opens, stat_of
 from videotune.data.images import FORMATS, IMAGE_SUFFIXES
+from videotune.data.object_files import size_of
 from videotune.errors import VideotuneError
 from videotune.lazy import av
 
@@ -91,12 +93,13 @@ def join_frames(
     total_bytes = 0
     for path in file.frames:
         stat = stat_of(path)
-        stamps.append([path.name, stat.st_size, stat.st_mtime_ns])
-        total_bytes += stat.st_size
-        if stat.st_size > MAX_IMAGE_BYTES:
+        size = size_of(path, stat)
+        stamps.append([path.name, size, stat.st_mtime_ns])
+        total_bytes += size
+        if size > MAX_IMAGE_BYTES:
             raise ClipProblem(
                 "unreadable",
-                f"{path.name} has {stat.st_size / 1e6:.0f} MB; an image of a folder of "
+                f"{path.name} has {size / 1e6:.0f} MB; an image of a folder of "
                 f"frames may have {MAX_IMAGE_BYTES >> 20} MiB",
             )
 
@@ -177,8 +180,8 @@ def _join(
             stream = container.add_stream(codec, rate=1 / interval)
             stream.width, stream.height = size
             stream.pix_fmt = pixel_format
-            for number, path in enumerate(file.frames):
-                content = path.read_bytes()
+            for number, local in enumerate(local_copies(file.frames)):
+                content = local.read_bytes()
                 hashes.append(hashlib.blake2b(content, digest_size=16).hexdigest())
                 packet = av.Packet(content)
                 packet.stream = stream
@@ -203,10 +206,10 @@ def _form_of(frames: Sequence[Path]) -> tuple[str, str, tuple[int, int]]:
         ClipProblem: if an image is no PNG or JPEG, or they are not alike.
     """
     forms: set[tuple[str, tuple[int, int]]] = set()
-    for path in frames:
+    for path, local in zip(frames, local_copies(frames), strict=True):
         check_opens(path)
         try:
-            with Image.open(path, formats=FORMATS) as picture:
+            with Image.open(local, formats=FORMATS) as picture:
                 image_format = (
                     "JPEG" if picture.format == "MPO" else str(picture.format)
                 )

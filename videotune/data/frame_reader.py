@@ -3,6 +3,7 @@
 import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from videotune.data.clock import BROADCAST_FORMATS, StreamClock
 from videotune.data.file_checks import ClipProblem
 from videotune.data.images import read_alpha, read_image
 from videotune.data.media_info import MediaInfo
+from videotune.data.object_files import local_copy
 from videotune.data.probe import OPEN_OPTIONS, limit_pixels, packets_of, video_stream
 from videotune.data.side_data import Crop
+from videotune.errors import VideotuneError
 from videotune.lazy import av
 
 LEAP = 12
@@ -58,12 +61,15 @@ class FrameReader:
         # Frames that are counted, and clocks that restart, are followed from the beginning.
         self._may_seek = info.seekable
         self._has_sought = False
+        self._local_copy = ExitStack()
+        """Holds the file of a clip that is on an object store."""
         self._cropper = _Cropper(info.crop)
 
     def close(self) -> None:
         """Close the file; the next call of ``frames`` reopens it."""
         if self._container is not None:
             self._container.close()
+        self._local_copy.close()
         self._container = None
         self._decoded = iter(())
         self._last = None
@@ -149,6 +155,8 @@ class FrameReader:
                     yield index, self._cropper.crop(frame)
                 if not missing or position > last_position:
                     break
+        except VideotuneError:  # of an object store, and no fault of the clip
+            raise
         except (av.FFmpegError, OSError, ValueError, ArithmeticError) as error:
             detail = getattr(error, "strerror", None) or str(error)
             index = min(missing.values(), default=run[-1])
@@ -167,7 +175,8 @@ class FrameReader:
         """Start a pass at the keyframe with this index; 0 is the beginning of the file."""
         if self._container is None or keyframe == 0:
             self.close()
-            path = os.path.abspath(self.info.path)
+            local = self._local_copy.enter_context(local_copy(self.info.path))
+            path = os.path.abspath(local)
             self._container = av.open(
                 path, options=OPEN_OPTIONS, metadata_errors="replace"
             )
@@ -227,6 +236,8 @@ def _still_frame(info: MediaInfo, alpha: bool) -> Any:
         pixels, _, _ = read_image(path)
         if alpha:
             pixels = np.dstack([pixels, read_alpha(path)])
+    except VideotuneError:
+        raise
     except (ClipProblem, ValueError) as problem:
         raise ClipProblem("decode_error", f"frame 0 of 1: {problem}") from problem
 

@@ -52,9 +52,8 @@ class WindowPlacement:
     """Second up to which each window shows the clip, at its latest possible start: the end
     of its last frame. 0 for an image.
 
-    ``Window.end`` is the bound for drawing frame times. It is later if frames between
-    those of a sample are skipped, because it counts those after the last one, too, and
-    earlier if the last frame is held.
+    ``Window.end``, the bound for drawing frame times, is later than this if frames are
+    skipped: it includes those after the last one. With "hold" it is earlier.
     """
 
     frames: int = 0
@@ -373,9 +372,9 @@ class _WindowPlacer:
     ) -> list[Window]:
         """Place one window at each start.
 
-        Under temporal augmentation a window may begin earlier or later by up to half its
-        length and half the distance to the previous start, within ``low`` to ``high``,
-        so that no two windows are the same.
+        Under temporal augmentation a window may begin earlier or later, within ``low`` to
+        ``high``, by up to half its length, or half the distance to the previous start if
+        that is less. So no two windows are the same.
         """
         length = frames / self.fps
         if not self.video.temporal_augmentation:
@@ -385,10 +384,10 @@ class _WindowPlacer:
         previous_start = None
         for start in starts:
             distance = length if previous_start is None else start - previous_start
-            reach = min(length, distance) / 2
-            begin = max(low, start - reach)
-            # Skipped frames after the last one may reach beyond the clip.
-            end = max(start + length, min(high, start + length + reach))
+            most_shift = min(length, distance) / 2
+            begin = max(low, start - most_shift)
+            # With skipped frames after the last one, ``length`` may end beyond the clip.
+            end = max(start + length, min(high, start + length + most_shift))
             windows.append(
                 self._window(begin, end, frames, sampling="start", swaps=True)
             )

@@ -12,6 +12,7 @@ from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
 from PIL.Image import Image as Picture
 
 from videotune.data.file_checks import MAX_PIXELS, ClipProblem, head_of, type_of
+from videotune.data.object_files import local_copy
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 """Suffixes of images in a dataset folder, in lower case. An animated GIF is a video."""
@@ -22,11 +23,12 @@ FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
 
 def is_animated(path: Path) -> bool:
     """Return whether a GIF has more than one picture, which makes it a video."""
-    try:
-        with Image.open(path, formats=("GIF",)) as picture:
-            return bool(getattr(picture, "is_animated", False))
-    except Exception:  # read_image reports what is wrong with it
-        return False
+    with local_copy(path) as local:
+        try:
+            with Image.open(local, formats=("GIF",)) as picture:
+                return bool(getattr(picture, "is_animated", False))
+        except Exception:  # read_image reports what is wrong with it
+            return False
 
 
 def read_image(path: Path) -> tuple[NDArray[np.uint8], str, bool]:
@@ -57,6 +59,13 @@ def read_alpha(path: Path) -> NDArray[np.uint8]:
 @contextmanager
 def _opened(path: Path) -> Iterator[Picture]:
     """Open and decode an image; turn every failure into a ClipProblem."""
+    with local_copy(path) as local, _opened_here(local) as picture:
+        yield picture
+
+
+@contextmanager
+def _opened_here(path: Path) -> Iterator[Picture]:
+    """Open and decode an image of this disk."""
     try:
         with warnings.catch_warnings():
             # Pillow warns of decompression bombs; MAX_PIXELS is the limit here.

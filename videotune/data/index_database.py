@@ -206,7 +206,8 @@ class IndexDatabase:
 
     def _flush_if_full(self) -> None:
         self._note_loss()
-        if self._is_writable and len(self._files) >= ROWS_A_BATCH:
+        pending_rows = max(len(self._files), len(self._contents))
+        if self._is_writable and pending_rows >= ROWS_A_BATCH:
             self.flush()
 
     # -- the connection ----------------------------------------------------------------

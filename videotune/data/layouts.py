@@ -29,6 +29,7 @@ from videotune.data.layout_notes import UNSUPPORTED_SUFFIXES, LayoutNotes
 from videotune.data.listed_paths import ListedPaths
 from videotune.data.metadata_files import (
     METADATA_NAMES,
+    METADATA_SUFFIXES,
     NO_COLUMNS,
     Columns,
     MetadataRow,
@@ -208,7 +209,9 @@ class _DatasetFolder:
         self.caption_files = text_files_by_name(
             [*self.files, *listing.outside_captions], caption_suffix
         )
-        """Path of each text file, by that path with the suffix as the dataset sets it."""
+        """Real path of each text file, by NAME + suffix, spelled as the dataset sets it: the
+        suffix of the file may be in another case.
+        """
 
         self.foreign_captions = self._foreign_captions(
             self.is_linked | listing.outside_captions
@@ -294,7 +297,7 @@ class _DatasetFolder:
         self.metadata_files[folder] = path
 
         target = self.listed_paths.target_outside(path) if self.is_linked[path] else ""
-        if target and not target.endswith((".csv", ".jsonl")):
+        if target and not target.lower().endswith(METADATA_SUFFIXES):
             raise VideotuneError(
                 f"{path} is a link to {target}, outside {self.root}. Put the file itself there."
             )

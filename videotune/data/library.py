@@ -149,7 +149,7 @@ def _fill(sink: LibrarySink, parts: LibraryParts) -> list[str]:
         variant_notes.add(candidate, clip)
         sink.add_media(candidate.clip_id, candidate.media)
         for companion in candidate.companions.values():
-            sink.add_media(companion.content_id, companion.media)
+            sink.add_media(companion.file_id, companion.media)
     return [*parts.notes, *variant_notes.notes()]
 
 

@@ -47,7 +47,7 @@ from videotune.data.window_table import WindowTable, WindowTableBuilder
 from videotune.model_spec import VideoRules
 from videotune.types import Clip, ClipShape, Pacing, Window
 
-SNAPSHOT_VERSION = 1
+SNAPSHOT_VERSION = 2
 """Increase it whenever a scan gives another library for the same files and settings."""
 
 FEWEST_CLIPS = 5000
@@ -58,6 +58,7 @@ MOST_SNAPSHOTS = 4
 
 KEYS_WITHOUT_EFFECT = (
     *("base_model_name", "base_parts", "init_from", "base_loras", "cache_dir"),
+    "object_cache_gb",
     *("steps", "epochs", "batch_size", "gradient_accumulation_steps"),
     *("micro_batch_size", "shuffle", "deterministic", "allow_crop"),
     *("experts", "expert_share", "expert_period", "lora", "transformer", "optimizer"),
@@ -109,7 +110,7 @@ class Inputs:
             "snapshot": SNAPSHOT_VERSION,
             "videotune": __version__,
             "av": version("av"),
-            "config": _read_settings(config),
+            "config": _deciding_settings(config),
             "rules": asdict(rules),
             "folders": [os.path.abspath(folder) for folder in self.folders],
         }
@@ -150,10 +151,10 @@ class Inputs:
         return all(path.startswith(prefixes) for path in paths)
 
 
-def _read_settings(config: Config) -> dict[str, Any]:
+def _deciding_settings(config: Config) -> dict[str, Any]:
     """Return the settings that decide a library.
 
-    Whether a missing caption is an error does not: see ``read_snapshot``.
+    ``missing_caption`` "error" counts as "skip": ``read_snapshot`` looks at captions itself.
     """
     settings = config.model_dump(mode="json", exclude=set(KEYS_WITHOUT_EFFECT))
     if config.missing_caption == "error":
@@ -162,7 +163,7 @@ def _read_settings(config: Config) -> dict[str, Any]:
 
 
 def has_many_files(folders: Sequence[str], count: int) -> bool:
-    """Return whether there are so many files in folders, at any depth."""
+    """Return whether folders have at least ``count`` files, at any depth."""
     for folder in folders:
         for _, file_names in walk_folders(folder):
             count -= len(file_names)

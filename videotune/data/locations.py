@@ -29,6 +29,8 @@ from videotune.data.file_checks import ARCHIVES, type_of_file
 from videotune.data.folder_walk import walk_folders
 from videotune.data.layouts import read_folder
 from videotune.data.metadata_files import METADATA_NAMES, NO_COLUMNS, Columns
+from videotune.data.object_mirror import mirror_dataset
+from videotune.data.object_store import is_object_url
 from videotune.data.parquet_clips import (
     OTHER_SPLITS,
     Shard,
@@ -95,8 +97,9 @@ def open_location(
     """Find the clips of a dataset, after unpacking or downloading it if needed.
 
     Args:
-        path: a folder of clips, tar files or Parquet files, an archive, a file of rows, or a Hub dataset:
-            "hf://datasets/user/name@revision", or "user/name" if no such path exists.
+        path: a folder of clips, tar files or Parquet files, an archive, a file of rows, a Hub dataset
+            ("hf://datasets/user/name@revision", or "user/name" if no such path exists), or a folder or
+            archive of an object store ("s3://bucket/folder").
         cache: folder into which an archive is unpacked.
         progress: called while an archive is unpacked.
         caption_suffix: suffix of the caption files.
@@ -117,6 +120,19 @@ def open_location(
     )
     if path.startswith("hf://"):
         return _open_hub(path, cache, progress, caption_suffix, read_clips, columns)
+
+    if is_object_url(path):
+        mirror = mirror_dataset(path, caption_suffix, columns, progress)
+        mirrored = open_location(
+            str(mirror.path),
+            cache,
+            progress,
+            caption_suffix,
+            frame_folders=frame_folders,
+            columns=columns,
+            companions=companions,
+        )
+        return replace(mirrored, notes=[*mirror.notes, *mirrored.notes])
 
     local_path = Path(path).expanduser()
     if local_path.is_file() and type_of_file(local_path) in ARCHIVES:
@@ -165,17 +181,17 @@ def _open_by_parquet(
 
     Args:
         folder: the dataset's folder.
-        within: Parquet files that are links may lead out of this folder only to others.
+        within: Parquet files that are links may lead out of this folder only to other
+            Parquet files.
         cache: folder into which clips are unpacked.
         progress: called while they are unpacked.
-        columns: the columns that the dataset names. Without them Parquet files beside
-            clips list nothing.
+        columns: the columns that the dataset names.
     """
     if not folder.is_dir():
         return None
 
-    # Beside clips they list something only if the dataset names their columns, and no
-    # metadata file does it.
+    # If the folder has clips, its Parquet files count only if the dataset names their
+    # columns and there is no metadata file.
     has_clips = has_clip_files(folder)
     lists_clips = columns != NO_COLUMNS and not _has_metadata(folder)
     if has_clips and not lists_clips:
@@ -417,7 +433,7 @@ def _no_clips_message(repo: str, repo_files: Sequence[str]) -> str:
 
 def is_local(path: str) -> bool:
     """Return whether a dataset's path can only be meant as a file or folder."""
-    if path.startswith("hf://"):
+    if path.startswith("hf://") or is_object_url(path):
         return False
     return Path(path).expanduser().exists() or not may_be_hub_id(path)
 

@@ -7,7 +7,7 @@ from videotune.config.schema import Config
 from videotune.data.candidates import Candidate
 from videotune.data.clip_file import ClipFile, Role
 from videotune.data.companion_files import FOLDER_OF_ROLE
-from videotune.data.companions import ALPHA, Companion, column_of, is_missing
+from videotune.data.companions import Companion, column_of, is_missing
 from videotune.data.remarks import Remark, RemarkCode
 from videotune.errors import VideotuneError
 from videotune.text import counted
@@ -135,7 +135,7 @@ def _loss_mask_notes(
             "masks/ beside videos/, name them in the column mask of a metadata file, set their folder "
             "(datasets.loss_masks), or leave it out."
         )
-    num_alpha = sum(mask.content_id.endswith(ALPHA) for mask in masks)
+    num_alpha = sum(mask.is_alpha for mask in masks)
     sources = [f"{len(masks) - num_alpha} of files"] if num_alpha < len(masks) else []
     if num_alpha:
         sources.append(f"{num_alpha} of alpha channels")

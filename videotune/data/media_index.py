@@ -17,7 +17,7 @@ import os
 import re
 import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +28,7 @@ from videotune.data.content_scan import ContentScan
 from videotune.data.file_checks import REASONS, ClipProblem, check_opens, stat_of
 from videotune.data.index_database import FileRow, IndexDatabase
 from videotune.data.media_info import MediaInfo
+from videotune.data.object_files import mirrors_folder, name_in_mirror, size_of
 from videotune.data.old_index import take_over
 from videotune.data.sound_scan import SoundScan
 from videotune.data.workers import Call, default_workers
@@ -47,12 +48,15 @@ SLOWEST_DISK = 10e6
 """Bytes a second. A file's time limit grows by the time to hash it at this rate."""
 
 LONGEST_SCAN = 3600.0
-"""Seconds of a clip, at most, by which its time limit grows, each ``SLOWEST_DECODER``
-times."""
+"""The limit grows by ``SLOWEST_DECODER`` for each second to be scanned, up to this many
+seconds.
+"""
 
 SLOWEST_DECODER = 20.0
-"""Seconds per second of a clip, by which its time limit grows: 8K takes so long on one
-thread."""
+"""Seconds that decoding one second of a clip may take: 8K takes so long on one thread."""
+
+MIRRORED = "s3:"
+"""How the names of files begin that are on an object store."""
 
 LOOKED_UP_TOGETHER = 500
 """Files whose rows are read from the index together."""
@@ -121,6 +125,7 @@ class MediaIndex:
         self.path = path
         self._notes: list[str] = []
         self._progress = progress
+        self._saved_at = 0.0
         versions = {"version": str(INDEX_VERSION), "av": version("av")}
         self._database = IndexDatabase(path, versions)
         if path is not None:
@@ -136,7 +141,6 @@ class MediaIndex:
         paths: Sequence[Path],
         roots: Sequence[Path],
         until: float,
-        left_out: Sequence[Path] = (),
     ) -> list[Examined]:
         """Return media info and content scan of each file; start workers only if
         needed.
@@ -145,12 +149,10 @@ class MediaIndex:
         results do not depend on earlier runs.
 
         Args:
-            paths: files of all datasets.
-            roots: folders of the datasets; entries of vanished files in them are
-                dropped.
+            paths: files of the datasets that are used now.
+            roots: folders of the datasets; entries of files that have vanished from them
+                are dropped.
             until: seconds of each clip to scan.
-            left_out: further files of the datasets, which are not examined and whose
-                entries stay.
         """
         lookups = self._look_up_all(paths, until)
         missing = [
@@ -161,7 +163,7 @@ class MediaIndex:
 
         examined: list[Examined] = []
         has_changed = False
-        saved_at = time.monotonic()
+        self._saved_at = time.monotonic()
         try:
             with closing(self._examine_in_workers(missing, until)) as answers:
                 for path, result in zip(paths, lookups, strict=True):
@@ -171,14 +173,11 @@ class MediaIndex:
                         # Without an id nothing was stored.
                         has_changed = has_changed or result.id != ""
                     examined.append(result)
-
-                    if time.monotonic() - saved_at >= SAVE_EVERY:
-                        self._database.flush()
-                        saved_at = time.monotonic()
+                    self._save_if_due()
 
             self._progress(len(paths), len(paths), "")
             # Only now: until here the content of a moved file is known by its old path.
-            has_dropped = self._drop_vanished([*paths, *left_out], roots)
+            has_dropped = self._drop_vanished(paths, roots)
             if has_changed or has_dropped:
                 self._database.drop_unused_contents()
         finally:
@@ -201,12 +200,16 @@ class MediaIndex:
         keys = []
         path_by_key: dict[str, Path] = {}
         for path, clip in clips:
-            can_sound = clip.problem is None and clip.info and not clip.info.still
-            key = _content_key(clip.id, path) if can_sound else ""
+            may_have_sound = clip.problem is None and clip.info and not clip.info.still
+            key = _content_key(clip.id, path) if may_have_sound else ""
             keys.append(key)
             if key:
                 path_by_key[key] = path
         rows = self._rows(list(path_by_key))
+        for (_, clip), key in zip(clips, keys, strict=True):
+            # Another process has dropped the content since it was examined.
+            if key and key not in rows:
+                rows[key] = _row_of(clip, until)
         missing = {
             key: path
             for key, path in path_by_key.items()
@@ -214,6 +217,7 @@ class MediaIndex:
         }
 
         failures: dict[str, str] = {}
+        self._saved_at = time.monotonic()
         try:
             answers = self._listen_in_workers(missing, rows, until)
             with closing(answers):
@@ -223,14 +227,14 @@ class MediaIndex:
                         failures[key] = answer.detail
                     else:
                         self._store_sound(key, rows[key], answer)
+                    self._save_if_due()
         finally:
             self._database.close()
 
         listened = []
         for (path, clip), key in zip(clips, keys, strict=True):
             if key in failures:
-                failed_scan = SoundScan(until, problem=failures[key])
-                clip = clip._replace(sound=failed_scan)
+                clip = _with_failure(path, clip, failures[key], until)
             elif key:
                 row = rows[key]
                 info = MediaInfo.from_json(row["info"] | {"path": str(path)})
@@ -241,8 +245,14 @@ class MediaIndex:
             listened.append(clip)
         return listened
 
+    def _save_if_due(self) -> None:
+        """Save the batch if the last time is ``SAVE_EVERY`` seconds ago."""
+        if time.monotonic() - self._saved_at >= SAVE_EVERY:
+            self._database.flush()
+            self._saved_at = time.monotonic()
+
     def _rows(self, keys: Sequence[str]) -> dict[str, ContentRow]:
-        """Return the rows of contents that were examined."""
+        """Return the rows of contents, of those that have one."""
         return {
             key: json.loads(value)
             for key, value in self._database.contents(keys).items()
@@ -259,7 +269,10 @@ class MediaIndex:
         def calls() -> Iterator[Call]:
             for key, path in missing.items():
                 info = rows[key]["info"] | {"path": str(path.absolute())}
-                read_seconds = path.stat().st_size / SLOWEST_DISK
+                size = 0
+                with suppress(OSError):  # the worker reports a file that has vanished
+                    size = size_of(path, path.stat())
+                read_seconds = size / SLOWEST_DISK
                 limit = pool.limit + read_seconds + min(until, LONGEST_SCAN)
                 yield "listen", {"info": info, "until": until}, limit
 
@@ -278,7 +291,11 @@ class MediaIndex:
 
         It is text in any case; the name of a file may not be.
         """
-        if self.path is None:
+        mirrored = name_in_mirror(path)
+        if mirrored is not None:
+            # The same on every machine, so that an index may be of another one.
+            name = os.path.join(MIRRORED, mirrored)
+        elif self.path is None:
             name = str(path.absolute())
         else:
             name = files.name_in_cache(self.path.parent, path)
@@ -286,15 +303,29 @@ class MediaIndex:
             name if name.isascii() else name.encode(errors="backslashreplace").decode()
         )
 
+    def _path_of(self, name: str) -> str:
+        """Return the path of a file by its name in the index, see ``_name``."""
+        if name.startswith(os.path.join(MIRRORED, "")):
+            return os.path.join(mirrors_folder(), name[len(MIRRORED) + 1 :])
+        if self.path is None:
+            return name
+        # The names of an index in a dataset begin there, and others are absolute.
+        return os.path.join(self.path.parent.absolute().parent, name)
+
     def _drop_vanished(self, paths: Sequence[Path], roots: Sequence[Path]) -> bool:
-        """Drop entries of files below ``roots`` that are not in ``paths``; return whether
-        there were any.
+        """Drop entries of files below ``roots`` that no longer exist; return whether there
+        were any.
+
+        Files that exist keep their entries, also if this config does not use them, such as
+        masks or what ``max_clips`` leaves out. Those in ``paths`` are known to exist.
         """
         names = self._database.names() - {self._name(path) for path in paths}
         folders = [self._name(root) for root in roots]
-        vanished_names = [
-            name for name in names if any(_is_below(name, folder) for folder in folders)
-        ]
+        vanished_names = []
+        for name in names:
+            is_of_datasets = any(_is_below(name, folder) for folder in folders)
+            if is_of_datasets and not os.path.exists(self._path_of(name)):
+                vanished_names.append(name)
         if vanished_names:
             self._database.drop_files(vanished_names)
         return bool(vanished_names)
@@ -358,7 +389,7 @@ class MediaIndex:
         """Return what ``_look_up_all`` does of one file, by the rows that it may have."""
         try:
             stat = stat_of(path)
-            stamp = FileStamp(stat.st_size, stat.st_mtime_ns)
+            stamp = FileStamp(size_of(path, stat), stat.st_mtime_ns)
             if row is None or FileStamp(row.size, row.mtime_ns) != stamp:
                 return stamp
             # Nobody opens a file that has not changed, so whether it still opens is asked
@@ -468,9 +499,36 @@ def _examined_from_row(
     return Examined(content_id, info, scan, problem=problem)
 
 
+def _row_of(clip: Examined, until: float) -> ContentRow:
+    """Return the row of a usable clip whose first ``until`` seconds were scanned."""
+    assert clip.info is not None
+    assert clip.scan is not None
+    row = {"info": clip.info.to_json(), "scan": clip.scan.to_json(), "until": until}
+    _drop_path(row)
+    return row
+
+
+def _with_failure(path: Path, clip: Examined, detail: str, until: float) -> Examined:
+    """Return a clip whose sound scan failed. If the file no longer opens, that is the
+    clip's problem, and not one of its sound.
+
+    Args:
+        path: the file.
+        clip: the result of examining it.
+        detail: how the scan failed.
+        until: seconds that were to be scanned.
+    """
+    try:
+        stat_of(path)
+        check_opens(path)
+    except ClipProblem as problem:
+        return clip._replace(problem=problem)
+    return clip._replace(sound=SoundScan(until, problem=detail))
+
+
 def _has_listened(row: ContentRow, until: float) -> bool:
-    """Return whether the sound of a content is known up to a second."""
-    if "sound" not in row["info"]:  # of an earlier version
+    """Return whether the sound scan of a content covers its first ``until`` seconds."""
+    if "sound" not in row["info"]:  # the row is of an earlier version
         return False
     if row["info"]["sound"] is None:
         return True

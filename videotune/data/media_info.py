@@ -125,9 +125,9 @@ class MediaInfo:
     unread: Number = 0.0
     """Share of the file that follows its last packet: probably another file."""
 
-    turned_at: Number | None = None
-    """Second at which the shape of the frames changes (not their rotation), or HDR begins
-    or ends, and the clip was ended.
+    form_changes_at: Number | None = None
+    """Second from which frames have another aspect ratio, or HDR begins or ends; a rotation
+    flag alone does not count. The clip was ended there. In JSON it is "turned_at".
     """
 
     sound: SoundInfo | None = None
@@ -241,7 +241,7 @@ class MediaInfo:
             keyframes=tuple(index for index in self.keyframes if index < count),
             frame_seconds=end - self.timestamps[count - 1],
             fps=count / end,
-            turned_at=seconds,
+            form_changes_at=seconds,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -255,6 +255,7 @@ class MediaInfo:
         fields["time_base"] = list(self.time_base)
         fields["crop"] = list(self.crop)
         fields["sound"] = None if self.sound is None else vars(self.sound)
+        fields["turned_at"] = fields.pop("form_changes_at")
         return fields
 
     @staticmethod
@@ -274,6 +275,7 @@ class MediaInfo:
         # An index of an earlier version has no sound.
         sound = value.get("sound")
         fields["sound"] = None if sound is None else SoundInfo(**sound)
+        fields["form_changes_at"] = fields.pop("turned_at", None)
         info: MediaInfo = checked(MediaInfo, MediaInfo(**fields))
 
         is_ascending = bool(info.ticks) and all(a < b for a, b in pairwise(info.ticks))

@@ -17,7 +17,9 @@ from videotune.data.file_checks import ClipProblem
 from videotune.data.parquet_files import MAX_ROWS, PARQUET_SUFFIX, ParquetTable
 from videotune.errors import VideotuneError
 
-METADATA_NAMES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
+METADATA_SUFFIXES = (".csv", ".jsonl", PARQUET_SUFFIX)
+
+METADATA_NAMES = tuple(f"metadata{suffix}" for suffix in METADATA_SUFFIXES)
 """Names of metadata files, by the Hub's convention."""
 
 TEXT_COLUMNS = ("text", "caption", "prompt")

@@ -6,6 +6,7 @@ Compares the signatures that content scans make of the first, middle and last fr
 import base64
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice, pairwise
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -41,8 +42,21 @@ COMMON = 4
 middle frames must match too.
 """
 
+Vectors = NDArray[np.float32]
+
 BLOCK = 64
 """Frames whose neighbours are looked for at once."""
+
+ROWS_TOGETHER = 1024
+"""Frames that are turned into vectors at once."""
+
+CELLS = GRID * GRID
+"""Cells of a signature's brightness; its two colours together have half as many."""
+
+SCALES: Vectors = np.sqrt(
+    np.repeat(np.array([CELLS, CELLS // 2], np.float32), [CELLS, CELLS // 2])
+)
+"""Divisors of a signature's levels; see ``_FrameTable``."""
 
 DIRECTIONS = 8
 """Directions along which neighbours are looked for, before all of a frame is compared."""
@@ -55,8 +69,6 @@ ROUNDING = 0.01
 
 MIDDLE = 1
 """Position of the middle frame of a clip; 0 is its first, 2 its last."""
-
-Vectors = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -197,46 +209,58 @@ class _JoinedNumbers:
 
 
 class _FrameTable:
-    """Signatures of all clips as vectors (N, 150), ordered by mean brightness.
+    """Signatures of all clips, ordered by mean brightness.
 
-    Pictures with too little structure are left out.
+    Pictures with too little structure are left out. A row is kept as its 150 levels, a byte
+    each. As vectors of float32 (``_vectors``) they would take four times as much, so only
+    some rows at a time are.
     """
 
     def __init__(self, clips: Sequence[SourceClip]) -> None:
-        clip_indices: list[int] = []
-        positions: list[int] = []
-        signatures: list[str] = []
-        for index, clip in enumerate(clips):
-            for position, signature in enumerate(clip.signatures):
-                clip_indices.append(index)
-                positions.append(position if len(clip.signatures) == 3 else MIDDLE)
-                signatures.append(signature)
+        counts = np.array([len(clip.signatures) for clip in clips], np.int64)
+        clip_of_frame = np.repeat(np.arange(len(clips), dtype=np.int32), counts)
+        first_frames = np.cumsum(counts) - counts
+        positions = np.arange(len(clip_of_frame)) - np.repeat(first_frames, counts)
+        positions[np.repeat(counts != 3, counts)] = MIDDLE
 
-        cells = GRID * GRID
-        levels = np.frombuffer(base64.b64decode("".join(signatures)), np.uint8)
-        raw = levels.astype(np.float32).reshape(len(clip_indices), cells + cells // 2)
-        brightness = raw[:, :cells]
-        structure, plain_share = _structure(brightness)
-        mean = brightness.mean(1)
+        levels = np.empty((len(clip_of_frame), CELLS + CELLS // 2), np.uint8)
+        mean = np.empty(len(levels), np.float32)
+        structure = np.empty(len(levels), np.float32)
+        plain_share = np.empty(len(levels), np.float32)
+        signatures = (signature for clip in clips for signature in clip.signatures)
+        for rows in _blocks(len(levels)):
+            text = "".join(islice(signatures, ROWS_TOGETHER))
+            part = np.frombuffer(base64.b64decode(text), np.uint8)
+            levels[rows] = part.reshape(-1, levels.shape[1])
+            brightness = levels[rows, :CELLS].astype(np.float32)
+            mean[rows] = brightness.mean(1)
+            structure[rows], plain_share[rows] = _structure(brightness)
 
         order = np.argsort(mean, kind="stable")
         is_rich = (structure >= RICH_LEVELS) & (plain_share <= PLAIN_SHARE)
         order = order[is_rich[order]]
 
-        self.clip = np.array(clip_indices, np.int64)[order]
+        self.clip = clip_of_frame[order]
         """Index of each row's clip."""
 
-        self._by_clip = np.argsort(self.clip, kind="stable")
+        self._by_clip = np.argsort(self.clip, kind="stable").astype(np.int32)
         self._sorted_clips = self.clip[self._by_clip]
-        self.position = np.array(positions, np.int64)[order]
+        self.position = positions[order].astype(np.int8)
         """0 for a first frame, 1 for a middle one and for images, 2 for a last one."""
 
         self._limit = np.minimum(NEAR * structure, NEAR_LEVELS)[order]
-        # Scaled so that a squared distance is the mean over the cells of brightness
-        # plus the mean over those of colour.
-        cell_counts = [cells] * cells + [cells // 2] * (cells // 2)
-        self._vectors = (raw[order] - 128) / np.sqrt(np.array(cell_counts, np.float32))
-        self._squares = (self._vectors**2).sum(1)
+        self._levels = levels[order]
+        self._squares = np.empty(len(order), np.float32)
+        for rows in _blocks(len(order)):
+            self._squares[rows] = (self._vectors(rows) ** 2).sum(1)
+
+    def _vectors(self, rows: slice | NDArray[np.integer[Any]]) -> Vectors:
+        """Return rows as vectors (n, 150), scaled so that a squared distance is the mean
+        over the cells of brightness plus the mean over those of colour.
+        """
+        levels = self._levels[rows].astype(np.float32)
+        vectors: Vectors = (levels - 128) / SCALES
+        return vectors
 
     def matches(
         self, mask: NDArray[np.bool_] | None = None
@@ -258,15 +282,34 @@ class _FrameTable:
                 self._limit[block] + ROUNDING,
                 return_sorted=True,
             )
-            for row, candidates in zip(block.tolist(), near, strict=True):
-                others = rows[candidates]
-                others = others[self.clip[others] != self.clip[row]]
-                if len(others):
-                    others = others[self.agree(np.array([row]), others)]
-                if len(others):
-                    yield row, others
+            # All pairs (row, candidate) of the block, by row.
+            counts = [len(candidates) for candidates in near]
+            candidates = np.fromiter(chain.from_iterable(near), np.int64, sum(counts))
+            yield from self._matches_among(np.repeat(block, counts), rows[candidates])
 
-    def rows_of(self, clip: int) -> NDArray[np.int64]:
+    def _matches_among(
+        self, a: NDArray[np.int64], b: NDArray[np.int64]
+    ) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        """Yield each row in ``a`` that matches rows of other clips, with those rows.
+
+        Args:
+            a: the first rows of pairs (N,), in groups of the same row.
+            b: the second rows of the pairs (N,).
+        """
+        is_other_clip = self.clip[a] != self.clip[b]
+        a = a[is_other_clip]
+        b = b[is_other_clip]
+        is_match = np.empty(len(a), bool)
+        for part in _blocks(len(a)):
+            is_match[part] = self.agree(a[part], b[part])
+        a = a[is_match]
+        b = b[is_match]
+
+        firsts = np.flatnonzero(np.diff(a, prepend=-1))
+        for begin, end in pairwise([*firsts.tolist(), len(a)]):
+            yield int(a[begin]), b[begin:end]
+
+    def rows_of(self, clip: int) -> NDArray[np.int32]:
         """Return the rows of a clip."""
         begin, end = np.searchsorted(self._sorted_clips, [clip, clip + 1])
         return self._by_clip[begin:end]
@@ -276,26 +319,36 @@ class _FrameTable:
 
         Two rows are at most as far apart along these as they are altogether.
         """
-        vectors = self._vectors[rows]
-        sample = vectors[:: len(rows) // SAMPLED_ROWS + 1].astype(np.float64)
-        centred = sample - sample.mean(0)
-        _, directions = np.linalg.eigh(centred.T @ centred)  # the last differ most
+        sample = rows[:: len(rows) // SAMPLED_ROWS + 1]
+        total = np.zeros(self._levels.shape[1])
+        products = np.zeros((len(total), len(total)))
+        for part in _blocks(len(sample)):
+            vectors = self._vectors(sample[part]).astype(np.float64)
+            total += vectors.sum(0)
+            products += vectors.T @ vectors
+        scatter = products - np.outer(total, total) / len(sample)
+        _, directions = np.linalg.eigh(scatter)  # the last differ most
+
         basis: Vectors = np.asarray(directions[:, -DIRECTIONS:], np.float32)
-        projected: Vectors = np.matmul(vectors, basis)
+        projected = np.empty((len(rows), DIRECTIONS), np.float32)
+        for part in _blocks(len(rows)):
+            projected[part] = self._vectors(rows[part]) @ basis
         return projected
 
-    def agree(self, a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return for each pair of rows whether they match."""
-        products = (self._vectors[a] * self._vectors[b]).sum(1)
-        return self._is_near(a, b, products)
-
-    def _is_near(
-        self, a: NDArray[np.int64], b: NDArray[np.int64], products: NDArray[Any]
+    def agree(
+        self, a: NDArray[np.integer[Any]], b: NDArray[np.integer[Any]]
     ) -> NDArray[np.bool_]:
-        """Return whether rows match, by their dot products."""
+        """Return for each pair of rows whether they match."""
+        products = (self._vectors(a) * self._vectors(b)).sum(1)
         squared_limit = np.minimum(self._limit[a], self._limit[b]) ** 2
         squared_distance = self._squares[a] + self._squares[b] - 2 * products
         return np.asarray(squared_distance <= squared_limit)
+
+
+def _blocks(count: int) -> Iterator[slice]:
+    """Yield slices of ROWS_TOGETHER rows that cover ``count`` rows."""
+    for begin in range(0, count, ROWS_TOGETHER):
+        yield slice(begin, min(begin + ROWS_TOGETHER, count))
 
 
 def _structure(brightness: Vectors) -> tuple[Vectors, Vectors]:

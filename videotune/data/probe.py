@@ -21,6 +21,7 @@ from videotune.data.file_checks import (
 )
 from videotune.data.images import IMAGE_SUFFIXES, is_animated, read_image
 from videotune.data.media_info import MediaInfo
+from videotune.data.object_files import local_copy
 from videotune.data.side_data import StreamSideData, read_side_data
 from videotune.data.sound_info import SoundProbe
 from videotune.data.timeline import (
@@ -66,7 +67,9 @@ WIDE_PRIMARIES: dict[Literal["BT.2020", "P3"], int] = {"BT.2020": 9, "P3": 12}
 
 SMALLEST_UNREAD_SHARE = 0.1
 SMALLEST_UNREAD_BYTES = 1 << 17
-"""A smaller end of a FLV or WMV is its index, or the padding of a packet of 64 KB."""
+"""Less than this after the last packet of an FLV or WMV is taken for its index or padding
+(packets have 64 KB).
+"""
 
 _UNSPECIFIED = 2
 
@@ -91,13 +94,25 @@ def probe(path: str | os.PathLike[str]) -> MediaInfo:
         if not is_animated_gif:
             return probe_image(file)
 
+    with local_copy(file) as local:
+        return _probe_video(str(path), local, head)
+
+
+def _probe_video(path: str, local: Path, head: bytes) -> MediaInfo:
+    """Read the media info of a video.
+
+    Args:
+        path: its path in the dataset.
+        local: the file that is opened.
+        head: its first bytes.
+    """
     try:
         # FFmpeg would take the "a" of a relative path "a:b.mp4" for a protocol.
-        absolute_path = os.path.abspath(file)
+        absolute_path = os.path.abspath(local)
         with av.open(
             absolute_path, options=OPEN_OPTIONS, metadata_errors="replace"
         ) as container:
-            return _read_media_info(str(path), container)
+            return _read_media_info(path, container)
     except (av.FFmpegError, OSError, ValueError, ArithmeticError) as error:
         if type_of(head) != "video":
             raise ClipProblem(

@@ -7,7 +7,7 @@ at 0. What a track has no samples for is silence.
 import math
 import os
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from videotune.data.file_checks import ClipProblem
 from videotune.data.media_info import MediaInfo
+from videotune.data.object_files import local_copy
 from videotune.data.probe import OPEN_OPTIONS, packets_of
 from videotune.data.sound_info import (
     HIGHEST_RATE,
@@ -61,8 +62,9 @@ FEW_DAMAGED = 5
 """So many packets may be damaged in any track."""
 
 MAX_PERIOD = 1000
-"""Samples of a track among which reading chooses its first; odd rates have more that
-differ, and these are close enough.
+"""Source samples, at most, that are tried as the beginning of resampling (see
+``_read_resampled``). The period of unusual rates is longer; the nearest of these is close
+enough.
 """
 
 OVERLAP_SECONDS = 10.0
@@ -114,6 +116,12 @@ def read_beginning(path: Path, seconds: float, rate: int) -> Waveform:
         ClipProblem: "no_sound" without a track, "decode_error" if it cannot be decoded.
     """
     count = round(seconds * rate)
+    with local_copy(path) as local:
+        return _read_beginning(local, seconds, rate, count)
+
+
+def _read_beginning(path: Path, seconds: float, rate: int, count: int) -> Waveform:
+    """Read the beginning of the sound of a file on this disk."""
     out = np.zeros((2, count), np.float32)
     converter = _StereoConverter()
     parts: list[Waveform] = []
@@ -159,8 +167,9 @@ def _read_resampled(
         rate: samples a second of the result.
         count: samples.
     """
-    # The track's sample with which reading begins: one that a sample of the result is
-    # (nearly) at the same time as.
+    # Resampling starts at a source sample whose time is also that of an output sample. The
+    # pattern repeats after ``period`` samples; at most MAX_PERIOD are tried, and the nearest
+    # is taken.
     period = sound.sample_rate // math.gcd(sound.sample_rate, rate)
     period = min(period, MAX_PERIOD)
     latest = math.floor((start - FILTER_SECONDS) * sound.sample_rate)
@@ -255,6 +264,8 @@ class _TrackReader:
         self._rate = info.sound.sample_rate
         self._end = math.ceil(end * self._rate)
         self._container: Any = None
+        self._local_copy = ExitStack()
+        """Holds the file of a clip that is on an object store."""
         self._to_stereo = _StereoConverter()
 
         numerator, denominator = info.time_base
@@ -266,6 +277,7 @@ class _TrackReader:
         if self._container is not None:
             self._container.close()
         self._container = None
+        self._local_copy.close()
 
     def read(self, second: float | None) -> Iterator[tuple[int, Waveform]]:
         """Yield parts as ``track_samples`` does, from a second of the clip on.
@@ -274,9 +286,10 @@ class _TrackReader:
             second: where to begin. None: at the beginning of the file.
         """
         self.close()
+        local = self._local_copy.enter_context(local_copy(self._info.path))
         try:
             self._container = av.open(
-                os.path.abspath(self._info.path),
+                os.path.abspath(local),
                 options=OPEN_OPTIONS,
                 metadata_errors="replace",
             )

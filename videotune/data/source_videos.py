@@ -18,7 +18,7 @@ from videotune.rng import key
 from videotune.text import counted, counted_are
 
 HELD_OUT_NEEDED = 2
-"""Clips that a verdict compares at least, because it needs their scatter."""
+"""A verdict needs at least this many held-out clips, to know how they scatter."""
 
 SOURCES_NEEDED = 20
 """With fewer source videos nothing is held out: every clip is worth more in training.
@@ -181,7 +181,7 @@ def _notes_on_shared_sources(sources: Sequence[str], kinds: Sequence[str]) -> li
         for source, kind in zip(sources, kinds, strict=True)
         if kind != "validation"
     )
-    # Only of a video with several clips the name is known to be that of a video.
+    # A name counts as a video's only if several clips share it.
     cut_names = {_name_of(source) for source, count in clip_counts.items() if count > 1}
     for source in validation_sources:
         if not _names_of_video(source).isdisjoint(cut_names):

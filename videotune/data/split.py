@@ -24,6 +24,7 @@ from videotune.data.file_checks import ClipProblem
 from videotune.data.frame_reader import FrameReader
 from videotune.data.layouts import read_folder
 from videotune.data.media_info import MediaInfo
+from videotune.data.object_files import refuse_object_store
 from videotune.data.probe import VIDEO_SUFFIXES, probe
 from videotune.data.scene_encoding import encode_scene
 from videotune.data.sound_scan import scan_sound
@@ -200,6 +201,8 @@ def _check_settings(
     source: Path, out: Path, min_seconds: float, threshold: float
 ) -> None:
     """Raise VideotuneError if the paths or numbers make no sense."""
+    for path in (source, out):
+        refuse_object_store(path, "scenes are written, and films read, as files: they")
     if not source.exists():
         raise VideotuneError(
             f"{source} does not exist. Give a video or a folder of videos."
@@ -358,17 +361,19 @@ def _find_scenes(
 
 
 def _find_cuts(video: SplitFile) -> Sequence[float]:
-    """Scan a whole video for cuts; raise ClipProblem if it is damaged or turned."""
+    """Scan a whole video for cuts; raise ClipProblem if it is damaged, or
+    if the form of its pictures changes.
+    """
     assert video.info is not None
     scan = scan_content(video.info, video.seconds, video.row["threshold"], threads=0)
     if scan.damaged_at is not None:
         raise ClipProblem(
             "decode_error", f"its frames are damaged from {scan.damaged_at:.2f} s on"
         )
-    if scan.turned_at is not None:
+    if scan.form_changes_at is not None:
         raise ClipProblem(
             "decode_error",
-            f"its pictures have another shape from {scan.turned_at:.2f} s on: "
+            f"its pictures have another shape from {scan.form_changes_at:.2f} s on: "
             "cut it there first",
         )
     return scan.cuts

@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from videotune.data.file_checks import ClipProblem
+from videotune.data.media_info import MediaInfo
 from videotune.data.probe import HDR_TRANSFERS, WIDE_PRIMARIES
+from videotune.files import digest
 from videotune.lazy import av
 
 TONE_MAPPING_VERSION = 1
@@ -27,6 +29,15 @@ TILE_WIDTH = 512
 """Tone mapping treats each pixel by itself, so pictures of any size go through one
 filter graph of this size: building the graph's table takes seconds.
 """
+
+
+def id_of_pixels(content_id: str, info: MediaInfo) -> str:
+    """Return the id of a file's decoded pixels: the hash of its bytes, or for a file in HDR
+    that with the version of the tone mapping.
+    """
+    if info.hdr is None:
+        return content_id
+    return digest([content_id, "tone-mapped", TONE_MAPPING_VERSION])
 
 
 def to_sdr(pixels: NDArray[np.uint16], colours: str) -> NDArray[np.uint8]:

@@ -21,21 +21,23 @@ Companions = tuple[tuple[str, str], ...]
 class WindowTable(Sequence[Window]):
     """Windows in an order, each as an owner, a kind, a start and an end.
 
-    It is equal to any sequence of the same windows.
+    An *owner* is the number of a pair (clip, its companions). In a library each clip has
+    one owner; a clip whose windows have different companions has several. A *kind* is the
+    number of everything else that windows can share: shape, sampling, resize and so on.
+
+    A table is equal to any sequence of the same windows.
     """
 
     clip_ids: Sequence[str]
-    """Id of the clip by owner. Windows of one clip have one owner, unless their
-    companions differ.
-    """
+    """Id of the clip, by owner."""
     companions: Mapping[int, Companions]
-    """Companions by owner, of those that have any."""
+    """Companions, by owner; owners without companions are left out."""
     kinds: tuple[Window, ...]
-    """What windows share beside their clip and times, as windows without these."""
+    """By kind, a window that has it, without clip, companions and times."""
     owner: NDArray[np.int32]
-    """(N,)."""
+    """Owner of each window (N,)."""
     kind: NDArray[np.int32]
-    """(N,)."""
+    """Kind of each window (N,)."""
     start: NDArray[np.float64]
     """(N,)."""
     end: NDArray[np.float64]
@@ -117,8 +119,8 @@ class WindowTable(Sequence[Window]):
         """Return the owner of each window."""
         return self.owner if self.rows is None else self.owner[self.rows]
 
-    def of_kind(self, value: Callable[[Window], Any], dtype: Any) -> NDArray[Any]:
-        """Return a value of each window that depends on its kind only."""
+    def map_kinds(self, value: Callable[[Window], Any], dtype: Any) -> NDArray[Any]:
+        """Return ``value`` for each window (N,); it is called once for each kind."""
         values = np.array([value(kind) for kind in self.kinds], dtype)
         kinds = self.kind if self.rows is None else self.kind[self.rows]
         return values[kinds] if len(values) else np.zeros(0, dtype)

@@ -7,6 +7,7 @@ value] on stdout. The kinds:
 - "frames": value is the shape (T, H, W, 3); the bytes of the uint8 array follow.
 - "sound": value is the shape (2, n); the bytes of the float32 array follow.
 - "problem": value is [reason, detail]; the clip's content is at fault.
+- "refused": value is the message of a VideotuneError, such as of an object store.
 - "crash": value is [reason, detail]; the next attempt may succeed.
 - "error": value is a traceback.
 
@@ -34,9 +35,11 @@ from videotune.data.control_writer import write_control
 from videotune.data.decode import Frames, decode
 from videotune.data.file_checks import ClipProblem
 from videotune.data.media_info import MediaInfo
+from videotune.data.object_files import local_copy
 from videotune.data.probe import probe
 from videotune.data.sound import Waveform, read_sound
 from videotune.data.sound_scan import SoundScan, scan_sound
+from videotune.errors import VideotuneError
 from videotune.files import hash_file
 
 
@@ -59,7 +62,8 @@ def examine(path: str, until: float, known_ids: Iterable[str] = ()) -> dict[str,
           reading failed only after probing.
     """
     try:
-        answer: dict[str, Any] = {"id": hash_file(Path(path))}
+        with local_copy(path) as local:
+            answer: dict[str, Any] = {"id": hash_file(local)}
     except OSError as error:
         # Missing rights or a disconnected disk: not a property of the content.
         return {"id": "", "problem": ["unreadable", error.strerror or str(error)]}
@@ -71,8 +75,8 @@ def examine(path: str, until: float, known_ids: Iterable[str] = ()) -> dict[str,
         info = probe(path)
         answer["info"] = info.to_json()
         scan = scan_content(info, until)
-        if scan.turned_at is not None:
-            answer["info"] = info.ended_at(scan.turned_at).to_json()
+        if scan.form_changes_at is not None:
+            answer["info"] = info.ended_at(scan.form_changes_at).to_json()
         answer["scan"] = scan.to_json()
     except ClipProblem as problem:
         answer["problem"] = [problem.reason, problem.detail]
@@ -169,8 +173,8 @@ def _is_readable(path: str) -> bool:
     """Return whether the whole file can still be read; if not, its content is not at
     fault.
     """
-    with suppress(OSError):
-        hash_file(Path(path))
+    with suppress(OSError, VideotuneError), local_copy(path) as local:
+        hash_file(local)
         return True
     return False
 
@@ -188,6 +192,9 @@ def _answer(task: str, arguments: dict[str, Any], out: BinaryIO) -> None:
         else:
             kind = "ok"
             value = result
+    except VideotuneError as error:
+        kind = "refused"
+        value = str(error)
     except ClipProblem as problem:
         kind = "problem" if _is_readable(arguments["info"]["path"]) else "crash"
         value = [problem.reason, problem.detail]

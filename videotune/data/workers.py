@@ -29,8 +29,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from videotune.cpu_threads import available_cores
+from videotune.data.fetch_ahead import FetchAhead, FetchRequest
 from videotune.data.file_checks import ClipProblem
 from videotune.data.media_info import MediaInfo
+from videotune.errors import VideotuneError
 
 START_LIMIT = 120.0
 """Seconds within which a child must start.
@@ -76,6 +78,8 @@ class _Task(NamedTuple):
     arguments: Mapping[str, Any]
     limit: float
     """Seconds from when a child starts the task."""
+    fetch: FetchRequest | None
+    """The clip's object, if it is on an object store."""
 
 
 class Workers:
@@ -94,6 +98,7 @@ class Workers:
         self.count = count
         self.limit = limit
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
+        self._fetch_ahead = FetchAhead()
         self._lock = Lock()  # guards all fields below
         self._threads: list[Thread] = []
         self._children: set[subprocess.Popen[bytes]] = set()
@@ -120,8 +125,9 @@ class Workers:
         with self._lock:
             if self._closed:
                 raise RuntimeError("these workers are closed")
+            fetch = self._fetch_ahead.request(_path_of(arguments))
             self._unfinished += 1
-            self._tasks.put(_Task(future, task, arguments, seconds))
+            self._tasks.put(_Task(future, task, arguments, seconds, fetch))
             if len(self._threads) < min(self._unfinished, self.count):
                 name = f"worker {len(self._threads)}"
                 thread = Thread(target=self._serve, name=name, daemon=True)
@@ -175,7 +181,10 @@ class Workers:
                 if task is None:
                     break
                 task.future.cancel()
+                if task.fetch is not None:
+                    task.fetch.release()
 
+        self._fetch_ahead.close()
         for _ in self._threads:
             self._tasks.put(None)
         for thread in self._threads:
@@ -199,6 +208,8 @@ class Workers:
 
             if task.future.set_running_or_notify_cancel():
                 try:
+                    if task.fetch is not None:
+                        task.fetch.wait()
                     if child is None or child.poll() is not None:
                         self._end(child)
                         child = None
@@ -209,6 +220,8 @@ class Workers:
                         CancelledError() if self._closed else error
                     )
 
+            if task.fetch is not None:
+                task.fetch.release()
             with self._lock:
                 self._unfinished -= 1
             # Free the answer when its reader does, not when the next task arrives.
@@ -314,10 +327,20 @@ def _call(child: subprocess.Popen[bytes], task: _Task) -> Any:
         raise ClipProblem(*value)
     if kind == "crash":
         raise DecoderCrash(*value)
+    if kind == "refused":
+        raise VideotuneError(value)
     if kind == "error":
         path = arguments.get("path") or arguments["info"]["path"]
         raise RuntimeError(f"A process that reads clips failed at {path}:\n{value}")
     return value
+
+
+def _path_of(arguments: Mapping[str, Any]) -> str:
+    """Return the path of the clip that a task opens."""
+    info = arguments.get("info")
+    if isinstance(info, MediaInfo):
+        return info.path
+    return str(info["path"] if info else arguments["path"])
 
 
 def _exchange(child: subprocess.Popen[bytes], request: str) -> tuple[str, Any]:

@@ -20,12 +20,12 @@ MODE_SCALE = 1.29
 """The scale that Esser et al. 2024 report in table 1."""
 
 STRETCHED = (-2.5758, 3.0902)
-"""The normal numbers that STRETCHED_LOGIT_NORMAL moves to t = 0 and 1: its 0.5th and
-99.9th percentiles.
+"""z-values of the 0.5th and 99.9th percentile, which STRETCHED_LOGIT_NORMAL maps to t = 0
+and 1.
 """
 
 REFLECTED = 1e-3
-"""STRETCHED_LOGIT_NORMAL: values below it are mirrored to above it."""
+"""STRETCHED_LOGIT_NORMAL: values that fall below it are mirrored above it."""
 
 UNIFORM_SHARE = 0.1
 """STRETCHED_LOGIT_NORMAL: share of draws that are uniform above ``REFLECTED``."""
@@ -96,9 +96,9 @@ def unshifted(t: Tensor, shift: float) -> Tensor:
 def stretched_cdf(t: Tensor, shift: float) -> Tensor:
     """Return the probability below t of LTX-2's law, float64.
 
-    A logit-normal with mean log(shift) is stretched so that two of its percentiles are 0
-    and 1, mirrored at ``REFLECTED`` and cut at 1; a tenth of the draws is uniform
-    instead. The probability that was cut is at 1. Source: the sampler
+    It is a logit-normal with mean log(shift). Its percentiles 0.5 and 99.9 are mapped
+    linearly to 0 and 1; what falls below ``REFLECTED`` is mirrored above it, what falls
+    above 1 becomes 1. A tenth of the draws is uniform instead. Source: the sampler
     ShiftedLogitNormalTimestepSampler of the authors' trainer.
     """
     t = t.double()

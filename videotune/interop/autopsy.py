@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from videotune.data.buckets import visible_share
+from videotune.data.clip_sizes import visible_share
 from videotune.interop.rules import SourceVideo
 from videotune.interop.trainer_facts import TRAINER_FACTS, DatasetRules, TrainerRules
 from videotune.model_spec import ModelSpec

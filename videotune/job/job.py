@@ -20,12 +20,15 @@ import numpy as np
 from videotune.config.resolve import Resolved, intervals, total_steps
 from videotune.config.schema import Config, Dataset
 from videotune.console import bar, echo
-from videotune.data.bucketing import BucketKey, buckets, crop_problem, is_shown
+from videotune.data.buckets import BucketKey, buckets, crop_problem, is_shown
 from videotune.data.clip_table import map_rows
 from videotune.data.dataset import scan
 from videotune.data.file_checks import refuse_linked_folder
 from videotune.data.library import Library
 from videotune.data.media_index import INDEX_NAME
+from videotune.data.object_files import set_bound
+from videotune.data.object_store import is_object_url, parse_url
+from videotune.data.remote_cache_files import index_on_store
 from videotune.data.window_table import WindowTable
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.files import CACHE_NAME, digest, user_cache
@@ -326,9 +329,11 @@ def _scan(
     Raises DoesNotFit if none can be trained on, unless ``to_look``.
     """
     settings = _scan_config(config, datasets, spec, to_look=to_look)
+    set_bound(config.object_cache_gb)
     try:
-        with bar("reading clips") as progress:
-            library = scan(settings, spec.rules, cache / INDEX_NAME, progress.update)
+        index = cache / INDEX_NAME
+        with index_on_store(config.cache_dir, index), bar("reading clips") as progress:
+            library = scan(settings, spec.rules, index, progress.update)
     except OSError as error:
         raise VideotuneError(
             f"the cache {cache} cannot be written: {error}. Set cache_dir to another folder."
@@ -366,17 +371,30 @@ def _scan_config(
 
 def cache_folder(config: Config) -> Path:
     """Return the cache folder: as the config says, or in or beside the first dataset;
-    of a Hub dataset, the user's cache.
+    of a dataset of the Hub, or where either is on an object store, the user's cache.
     """
+    if config.cache_dir is not None and is_object_url(config.cache_dir):
+        return object_cache(str(parse_url(config.cache_dir)))
     if config.cache_dir is not None:
         return Path(config.cache_dir).expanduser()
 
     name = config.datasets[0].path
+    if is_object_url(name):
+        return object_cache(name)
     first = Path(name).expanduser()
     if first.exists():
         folder = first if first.is_dir() else first.parent
         return refuse_linked_folder(folder / CACHE_NAME)
     return user_cache() / re.sub(r"[^A-Za-z0-9._-]+", "--", name)
+
+
+def object_cache(url: str) -> Path:
+    """Return the folder in the user's cache that belongs to an address of an object
+    store. Its name has a hash, since addresses may differ only in characters that no
+    folder's name has.
+    """
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "--", url.rstrip("/"))[:80]
+    return user_cache() / f"{readable}-{digest(url.rstrip('/'))[:12]}"
 
 
 def _refuse_idle_steps(library: Library, steps: int) -> None:

@@ -18,6 +18,7 @@ from videotune.config.resolve import Resolved, check_values, resolve
 from videotune.config.schema import Config
 from videotune.data.layouts import require_dataset_path
 from videotune.data.locations import is_local
+from videotune.data.object_store import is_object_url
 from videotune.errors import VideotuneError
 from videotune.exporter.lora_target import changes_connectors
 from videotune.model_spec import ModelSpec
@@ -343,13 +344,20 @@ def absolute(path: str) -> str:
 
 
 def local_or_id(path: str) -> str:
-    """Make a dataset's path absolute; leave the id of a Hub dataset, unless a local
-    file has that name.
+    """Make a dataset's path absolute; leave an address of an object store, and the id of
+    a Hub dataset, unless a local file has that name.
     """
+    if is_object_url(path):
+        return path
     looks_like_id = re.fullmatch(r"(hf://datasets/.+|[\w.-]+/[\w.-]+)", path)
     if looks_like_id and not expand_user(path).exists():
         return path
     return absolute(path)
+
+
+def absolute_or_url(path: str) -> str:
+    """Make a path absolute; leave an address of an object store."""
+    return path if is_object_url(path) else absolute(path)
 
 
 def where_there(path: str) -> str:
@@ -362,7 +370,8 @@ def where_there(path: str) -> str:
 LOCAL: Mapping[str, Callable[[str], str]] = {
     **dict.fromkeys(("prior_preservation", "datasets[].path"), local_or_id),
     **dict.fromkeys(("base_model_name", "base_parts"), where_there),
-    **dict.fromkeys(("cache_dir", "init_from", "output_model_destination"), absolute),
+    "cache_dir": absolute_or_url,
+    **dict.fromkeys(("init_from", "output_model_destination"), absolute),
     **dict.fromkeys(("transformer.file", "transformer.file[]"), absolute),
     **dict.fromkeys(("text_encoder.file", "text_encoder.file[]"), absolute),
     "vae.file": absolute,
@@ -370,7 +379,7 @@ LOCAL: Mapping[str, Callable[[str], str]] = {
     **dict.fromkeys(("sample.loras[]", "sample.loras[].file"), absolute),
     **dict.fromkeys(("samples[].loras[]", "samples[].loras[].file"), absolute),
     **{f"samples[].{name}": absolute for name in FILE_KEYS},
-    "datasets[].loss_masks": absolute,
+    "datasets[].loss_masks": absolute_or_url,
     "sample_metrics.encoder": lambda path: (
         absolute(path) if expand_user(path).is_dir() else path
     ),

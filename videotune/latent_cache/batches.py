@@ -24,6 +24,7 @@ from videotune.latent_cache.conditions import (
     appended_latents,
     as_mask,
     condition_key,
+    num_boxes,
     put_start_images,
 )
 from videotune.latent_cache.frame_dropout import drop_frames
@@ -129,16 +130,18 @@ class BatchSource:
         return self.store.get("text", key)
 
     def draw_latents(
-        self, window: Window, variant: int, *name: str | int
+        self, window: Window, variant: int, random_name: tuple[str | int, ...]
     ) -> LatentDistribution:
-        """Return a window's latents as a mean without variance, drawn for ``name`` if
-        the family caches a variance.
+        """Return a window's latents as a mean without variance.
+
+        If the family caches a variance, the latents are drawn by the counted generator
+        that is named ``random_name``.
         """
         distribution = self._distribution(window, variant)
         if distribution.logvar is None:
             return distribution
 
-        generator = generator_for(self.keys.seed, "posterior", *name)
+        generator = generator_for(self.keys.seed, "posterior", *random_name)
         noise = torch.from_numpy(
             generator.standard_normal(distribution.mean.shape, "float32")
         )
@@ -149,16 +152,18 @@ class BatchSource:
         """Return a window without random frames, crop or image noise, as validation and
         previews read it.
         """
-        return self.draw_latents(window, DETERMINISTIC_VARIANT, window.id)
+        return self.draw_latents(window, DETERMINISTIC_VARIANT, (window.id,))
 
     def plain_latents_with_conditions(self, window: Window) -> LatentDistribution:
-        """Return a plain window with what most samples are given, as previews read it."""
+        """Return a plain window with the usual conditions, as previews read it."""
         latents = self.plain_latents(window)
         reader = self.condition_reader
         sample = SampleConditions(window, DETERMINISTIC_VARIANT, reader.usual)
         encoded = reader.encoded_conditions(sample)
         states = reader.channel_states(sample, latents.extras)
         latents = replace(latents, extras=states | appended_latents(encoded, self.spec))
+        # The sampler takes a first frame from the latents by itself: without ``known``, it
+        # is given that frame at most.
         if set(filter(self.spec.is_in_place, reader.usual)) == {"first_frame"}:
             return latents
         x0 = latents.mean.clone()
@@ -342,7 +347,7 @@ def draws_of(source: BatchSource, step: int) -> StepDraws:
     boxes = []
     for index in range(len(samples) if "mask" in config.condition_types else 0):
         generator = generator_for(seed, "condition box", step, index)
-        boxes.append(int(generator.integers(source.condition_reader.num_boxes)))
+        boxes.append(int(generator.integers(num_boxes(config))))
     return StepDraws(
         samples=samples,
         captions=captions,
@@ -444,7 +449,7 @@ def _batch_of_process(
     samples = draws.samples[begin:end]
     latents = []
     for number, (window, variant) in enumerate(samples, start=begin):
-        latents.append(source.draw_latents(window, variant, step, number))
+        latents.append(source.draw_latents(window, variant, (step, number)))
 
     batch = assemble(
         source,
@@ -491,10 +496,11 @@ def assemble(
         source: where batches come from.
         windows: of the samples.
         captions: of the samples.
-        latents: means of the samples, with what else was encoded of their clips.
+        latents: means of the samples, with the other states of their clips' entries.
         condition_types: the conditions of each sample.
-        variants: of the windows. None: of each the one without random parts.
-        boxes: number of the box that each sample hides. Empty: of each the first.
+        variants: of the windows. None: each window's variant without random parts.
+        boxes: which of the drawn rectangles is masked in each sample (condition "mask"
+            without a file). Empty: the first.
     """
     x0 = torch.stack([sample.mean for sample in latents])
     if variants is None:

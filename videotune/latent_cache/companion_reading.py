@@ -27,7 +27,7 @@ def read_companion(
     return frames.expand(-1, count, -1, -1).contiguous()
 
 
-def read_whole_companion(
+def read_reference_picture(
     sample: FrameSample, media: Mapping[str, MediaInfo]
 ) -> np.ndarray:
     """Decode a sample's reference in its own size, uint8 (H,W,3). If it is a video, decode

@@ -14,6 +14,7 @@ from videotune.latent_cache.conditions import (
     ConditionSample,
     channel_samples,
     condition_samples,
+    num_boxes,
     put_conditions,
     shown_on_channels,
     usual_conditions,
@@ -30,7 +31,7 @@ class SampleConditions:
     variant: int
     types: frozenset[str]
     box: int = 0
-    """Number of the box that it hides, if it hides a drawn one."""
+    """Which of the drawn rectangles is masked (condition "mask" without a file)."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,9 @@ class ConditionReader:
 
     @cached_property
     def usual(self) -> frozenset[str]:
-        """Types of the conditions that most samples have.
+        """Types of the conditions that at least half of the samples have.
 
-        Validation and previews then have them, too.
+        Validation and previews have them, too.
         """
         return usual_conditions(self.config, self.spec)
 
@@ -56,24 +57,20 @@ class ConditionReader:
         prefixes = (item for item in self.config.conditions if item.type == "prefix")
         return sum(prefix.frames_given for prefix in prefixes)
 
-    @property
-    def num_boxes(self) -> int:
-        """How many boxes are drawn for a view, of which each sample hides one."""
-        return max(1, self.config.video_config.variants)
-
     def encoded_conditions(
         self, sample: SampleConditions
     ) -> dict[str, dict[str, Tensor]]:
         """Return the tensors of a sample's conditions that are encoded on their own, by
-        type; but for what channels show.
+        type, without those shown on channels.
         """
         encoded: dict[str, dict[str, Tensor]] = {}
         for condition in self.config.conditions:
             is_read = condition.type in sample.types
             if not is_read or self.spec.is_on_channels(condition.type):
                 continue
+            boxes = num_boxes(self.config)
             choices = condition_samples(
-                sample.window, sample.variant, condition, self.num_boxes, self.spec
+                sample.window, sample.variant, condition, boxes, self.spec
             )
             if choices:
                 chosen = choices[sample.box % len(choices)]
@@ -108,11 +105,16 @@ class ConditionReader:
             states_of_clip: the states that are cached with the clip's latents.
         """
         types = shown_on_channels(sample.types, sample.window, self.spec)
-        if not self.spec.has_own_entry(types):  # no cache entry of their own
+        if not self.spec.has_own_entry(types):
+            # What the clip's entry shows is just this, or nothing is shown: then channels
+            # are zeros in the clip's shapes, of which there are none without channels.
             if types:
                 return dict(states_of_clip)
             return {name: torch.zeros_like(x) for name, x in states_of_clip.items()}
+
+        # Another set of conditions, or control channels, has an entry for each box.
+        boxes = num_boxes(self.config)
         choices = channel_samples(
-            sample.window, sample.variant, types, self.config, self.num_boxes
+            sample.window, sample.variant, types, self.config, boxes
         )
         return self.tensors_of(choices[sample.box % len(choices)])

@@ -7,9 +7,9 @@ samples. How a condition enters differs between networks (``ModelSpec.conditions
 
 In place: its latents replace those of the sample. The last frame, a suffix and a masked
 region are encoded on their own, with the hidden pixels replaced: before a suffix its
-first frame is repeated, a hole is grey, and of a region only cells count that no hidden
-pixel reaches. A first frame and a prefix are cut out of the clip's latents, because the
-VAE is causal: they depend on no later frame.
+first frame is repeated, and a hole is grey. Only those cells of a region count that no
+hidden pixel reaches. A first frame and a prefix are cut out of the clip's latents, because
+the VAE is causal: they depend on no later frame.
 
 Appended ("context"): its latents are further tokens. References, and in LTX-Video the
 last frame and a suffix, are encoded by themselves.
@@ -101,9 +101,10 @@ class ConditionSample:
 def condition_samples(
     window: Window, variant: int, condition: Condition, boxes: int, spec: ModelSpec
 ) -> list[ConditionSample]:
-    """Return what of a condition is encoded on its own: nothing, one or several boxes.
+    """Return the samples of a condition that are encoded on their own: none, one, or one
+    for each box.
 
-    What channels show is not among them.
+    A condition on channels has none here, see ``channel_samples``.
     """
     if condition.type == REFERENCE:
         count = latents_of_reference(condition.latent_frames, window.shape, spec)
@@ -117,10 +118,18 @@ def condition_samples(
 
 
 def _with_boxes(sample: ConditionSample, boxes: int) -> list[ConditionSample]:
-    """Return a sample with each of the boxes that it may hide, or as it is."""
+    """Return a sample once for each box that it may hide, or once if it draws none."""
     if not sample.draws_box:
         return [sample]
     return [replace(sample, box=number) for number in range(boxes)]
+
+
+def num_boxes(config: Config) -> int:
+    """Return how many boxes are drawn for a window's variant, of which each sample hides
+    one: as many as a window has variants, since both say how much of the random parts is
+    worth keeping.
+    """
+    return max(1, config.video_config.variants)
 
 
 def channel_samples(
@@ -153,8 +162,9 @@ def shown_on_channels(
 ) -> frozenset[str]:
     """Return the types of the conditions that channels show of a window."""
     shown_types = frozenset(filter(spec.is_on_channels, condition_types))
+    # A still has only what its own entry holds.
     is_still = window.shape.frames == 1
-    return shown_types & spec.shown_with_clip if is_still else shown_types
+    return shown_types & spec.cached_with_clip if is_still else shown_types
 
 
 def channel_sets(config: Config, spec: ModelSpec) -> list[frozenset[str]]:
@@ -177,7 +187,7 @@ def condition_key(keys: CacheKeys, sample: ConditionSample) -> str:
     frames = keys.frame_sample(sample.window, sample.variant)
     if sample.type == SOUND:
         return keys.sound_key(frames)
-    # What decides the pixels beside the clip and the condition's type.
+    # What decides the pixels in addition to the clip and the condition's type.
     made_with: list[object] = []
     if sample.draws_box:
         made_with = ["box", keys.seed, sample.window.id, sample.variant, sample.box]
@@ -246,9 +256,9 @@ def encode_condition(
         control: (3,T,H,W) in [-1, 1], a control video that channels show.
 
     Returns:
-        "latents": of a mask (C,F,H,W), else of its last frames (C,n,H,W); of a mask
-        also "known" (F,H,W), 1 in the cells that are known. What channels show has the
-        family's own names.
+        For a mask "latents" (C,F,H,W) and "known" (F,H,W), 1 in the cells that are known.
+        For a last frame or suffix "latents" (C,n,H,W) of the clip's last frames. For what
+        channels show, tensors by the family's own names.
     """
     rules = family.spec.rules
     if sample.type == CHANNELS:
@@ -257,19 +267,15 @@ def encode_condition(
 
     if sample.type == "mask":
         is_hidden = (hidden > 0).expand(frames.shape[1], -1, -1)
-        # Grey, the value of a pixel of which nothing is known.
+        # Grey is the value of a pixel of which nothing is known.
         grey = torch.where(is_hidden, torch.zeros_like(frames), frames)
         latents = family.encode_video(grey).mean
         known = known_cells(is_hidden.float(), rules, family.spec.patch)
         return {LATENTS: latents, KNOWN: known.to(torch.uint8)}
 
-    end_arguments = (
-        sample.type,
-        sample.latent_frames,
-        sample.window.shape,
-        family.spec,
-    )
-    first_shown = frames.shape[1] - pixels_of_end(*end_arguments)
+    shape = sample.window.shape
+    pixel_count = pixels_of_end(sample.type, sample.latent_frames, shape, family.spec)
+    first_shown = frames.shape[1] - pixel_count
     last_frames = frames[:, first_shown:]
     if family.spec.is_appended(sample.type):
         return {LATENTS: family.encode_video(last_frames.contiguous()).mean}
@@ -277,7 +283,8 @@ def encode_condition(
     repeated = last_frames[:, :1].expand(-1, first_shown, -1, -1)
     filled = torch.cat([repeated, last_frames], dim=1).contiguous()
     latents = family.encode_video(filled).mean
-    return {LATENTS: latents[:, -latents_of_end(*end_arguments) :]}
+    latent_count = latents_of_end(sample.type, sample.latent_frames, shape, family.spec)
+    return {LATENTS: latents[:, -latent_count:]}
 
 
 def shown_pixels(
@@ -297,7 +304,7 @@ def shown_pixels(
     for name, count in frames_given.items():
         frames = pixel_frames(name, count, num_frames, rules)
         known[frames] = True
-    # A clip of which all is shown would leave nothing to learn.
+    # A clip that is shown as a whole would leave nothing to learn.
     return torch.zeros_like(known) if known.all() and num_frames > 1 else known
 
 
@@ -397,10 +404,10 @@ def put_conditions(
 
     Args:
         x0: latents (C,F,H,W).
-        spec: of the model. What it takes on channels or appended is left out.
+        spec: of the model. Conditions that it takes on channels are left out.
         condition_types: conditions of the sample.
         prefix_frames: latent frames of a prefix.
-        encoded: of each condition that is encoded on its own, its tensors.
+        encoded: tensors of each condition that is encoded on its own, by type.
 
     Returns:
         (F,H,W) bool: the cells that are given.
@@ -408,7 +415,7 @@ def put_conditions(
     frames = x0.shape[1]
     conditioned = x0.clone()
     known = torch.zeros(x0.shape[1:], dtype=torch.bool)
-    # Given clean, a still would leave nothing to learn.
+    # A still that is given clean would leave nothing to learn.
     if frames == 1:
         return known
 
@@ -419,7 +426,7 @@ def put_conditions(
         conditioned[:, cells] = box[LATENTS][:, cells]
         known |= cells
     for name in ("suffix", "last_frame"):
-        latents = _end_in_place(name, spec, encoded)
+        latents = _latents_replacing_the_end(name, spec, encoded)
         if latents is not None and name in condition_types:
             count = min(latents.shape[1], frames - 1)
             conditioned[:, -count:] = latents[:, -count:]
@@ -432,36 +439,40 @@ def put_conditions(
         conditioned[:, 0] = x0[:, 0]
         known[0] = True
 
-    # So would a clip of which all is given.
+    # Given clean as a whole, a clip would leave nothing to learn.
     if known.all():
         return torch.zeros_like(known)
     x0.copy_(conditioned)
     return known
 
 
-def _end_in_place(
+def _latents_replacing_the_end(
     condition: str, spec: ModelSpec, encoded: Mapping[str, Mapping[str, Tensor]]
 ) -> Tensor | None:
-    """Return the latents that have the place of a clip's last ones, or None without
-    any.
+    """Return the latents (C,n,H,W) of a suffix or last frame that replace the clip's last
+    ones; None if there are none.
+
+    For an in-place condition these are all its latents. For an appended suffix they are
+    those after its first ``APPENDED_OF_SUFFIX``, which are tokens of their own. An appended
+    last frame replaces nothing.
     """
     if condition not in encoded:
         return None
     latents = encoded[condition][LATENTS]
     if spec.is_in_place(condition):
         return latents
-    is_longer = condition == "suffix" and latents.shape[1] > APPENDED_OF_SUFFIX
-    return latents[:, APPENDED_OF_SUFFIX:] if is_longer else None
+    has_more = condition == "suffix" and latents.shape[1] > APPENDED_OF_SUFFIX
+    return latents[:, APPENDED_OF_SUFFIX:] if has_more else None
 
 
 def appended_latents(
     encoded: Mapping[str, Mapping[str, Tensor]], spec: ModelSpec
 ) -> dict[str, Tensor]:
-    """Return the latents (C,n,H,W) of what is appended to a sample, by type, which is
-    also the name that a batch has for them.
+    """Return the latents (C,n,H,W) of what is appended to a sample, by type. A batch has
+    them under the same names.
 
     Args:
-        encoded: of each condition that is encoded on its own, its tensors.
+        encoded: tensors of each condition that is encoded on its own, by type.
         spec: of the model.
     """
     return {
@@ -477,7 +488,7 @@ def put_start_images(
     latents: Sequence[LatentDistribution],
     condition_types: Sequence[frozenset[str]],
 ) -> None:
-    """Put start images in the place of the first latent frames that are fed clean."""
+    """Replace first latent frames that are fed clean by the samples' start images."""
     for clip_latents, sample, types in zip(x0, latents, condition_types, strict=True):
         is_in_place = "first_frame" in types and spec.is_in_place("first_frame")
         if is_in_place and sample.start is not None and clip_latents.shape[1] > 1:
@@ -485,8 +496,8 @@ def put_start_images(
 
 
 def as_mask(known: Sequence[Tensor]) -> Tensor:
-    """Return the cells (F,H,W) that samples are given as one mask: (B,1,F,1,1), or
-    (B,1,F,H,W) if one of them is given a part of a frame.
+    """Join the masks (F,H,W) of what each sample is given into one: (B,1,F,1,1), or
+    (B,1,F,H,W) if a sample is given only a part of a frame.
     """
     cells = torch.stack(list(known))[:, None]
     whole_frames = cells.flatten(3).all(3)

@@ -20,13 +20,16 @@ from videotune.errors import VideotuneError
 from videotune.types import FrameSample
 
 DECODE_AHEAD_BYTES = 512 * 2**20
-"""Frames that may be decoded and wait for the encoder.
+"""Bytes of the frames that may be decoded and wait for the encoder.
 
-One group of samples always may.
+A single group may be larger.
 """
 
 GROUP_BYTES = 96 * 2**20
-"""Frames that are decoded in one pass over a file."""
+"""Bytes of the frames that are decoded in one pass over a file.
+
+A sample larger than that is a group of its own.
+"""
 
 
 def decode_arguments(group: Sequence[FrameSample], media: MediaInfo) -> dict[str, Any]:
@@ -66,8 +69,8 @@ def decode_ahead(
     """Yield each sample, in order, with its frames and the seconds waited for them.
 
     Workers decode ahead, within DECODE_AHEAD_BYTES. Samples of one clip are decoded
-    together: clips of a few seconds mostly have one keyframe, so each window alone
-    would decode everything before it again.
+    together: clips of a few seconds mostly have one keyframe, so windows that are decoded
+    one by one would each decode everything before them again.
     """
     pending: deque[_PendingGroup] = deque()
     max_pending = 4 * workers.count if workers else 1
@@ -109,8 +112,8 @@ def _submit(
 
 
 def _finish(group: _PendingGroup) -> Iterator[tuple[FrameSample, np.ndarray, float]]:
-    """Wait for a group's frames and yield each sample with its own; the wait is counted
-    once, at the first.
+    """Wait for a group's frames and yield each sample with its frames. The seconds waited
+    are yielded with the first sample, and 0 with the others.
     """
     begun = time.monotonic()
     frames = frames_of(group.samples, group.clip, group.future)
@@ -127,14 +130,14 @@ def _finish(group: _PendingGroup) -> Iterator[tuple[FrameSample, np.ndarray, flo
 def _groups(samples: Iterable[FrameSample]) -> Iterator[list[FrameSample]]:
     """Join neighbouring samples of one clip that are cropped alike, up to GROUP_BYTES.
 
-    One sample always may.
+    A sample larger than that is a group of its own.
     """
     group: list[FrameSample] = []
     for sample in samples:
         if group:
-            is_other_crop = _crop_of(group[0]) != _crop_of(sample)
+            is_alike = _clip_size_and_crop(group[0]) == _clip_size_and_crop(sample)
             is_too_large = _frame_bytes([*group, sample]) > GROUP_BYTES
-            if is_other_crop or is_too_large:
+            if not is_alike or is_too_large:
                 yield group
                 group = []
         group.append(sample)
@@ -142,7 +145,7 @@ def _groups(samples: Iterable[FrameSample]) -> Iterator[list[FrameSample]]:
         yield group
 
 
-def _crop_of(sample: FrameSample) -> tuple[Any, ...]:
+def _clip_size_and_crop(sample: FrameSample) -> tuple[Any, ...]:
     """Return what two samples must share to be decoded together."""
     window = sample.window
     return (

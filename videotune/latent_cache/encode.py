@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from videotune.data.media_info import MediaInfo
+from videotune.data.object_files import address_in_mirror
 from videotune.data.sound import read_sound
 from videotune.data.workers import Workers
 from videotune.diffusion.regions import cell_shares
@@ -25,8 +26,8 @@ from videotune.files import name_in_cache
 from videotune.latent_cache.clip_ends import REFERENCE
 from videotune.latent_cache.companion_reading import (
     read_companion,
+    read_reference_picture,
     read_start_image,
-    read_whole_companion,
 )
 from videotune.latent_cache.conditions import (
     KNOWN,
@@ -276,26 +277,26 @@ def _write_masks(
     progress: ProgressFn,
 ) -> float:
     """Write the loss masks of samples; return the seconds waited for frames."""
-    remaining: list[FrameSample] = []
-    mask_keys: list[str] = []
+    remaining: list[tuple[str, FrameSample]] = []
     for window, variant in samples:
         sample = keys.frame_sample(window, variant)
         key = keys.mask_key(sample)
         if key is not None and not writer.store.has("masks", key):
-            remaining.append(companion_sample(sample, "loss_mask", media))
-            mask_keys.append(key)
+            mask = companion_sample(sample, "loss_mask", media)
+            remaining.append((key, mask))
 
     begun = time.monotonic()
     waited = 0.0
-    decoded = _decode(iter(remaining), media, workers)
-    for done, (sample, frames, wait) in enumerate(decoded, start=1):
+    decoded = _decode((mask for _, mask in remaining), media, workers)
+    pairs = zip(remaining, decoded, strict=True)
+    for done, ((key, _), (sample, frames, wait)) in enumerate(pairs, start=1):
         metadata = {
             "clip": _clip_name(writer.store, media[sample.window.clip_id]),
             "window": sample.window.id,
             "variant": sample.variant,
         }
         share = cell_shares(mask_pixels(frames), rules)
-        writer.put("masks", mask_keys[done - 1], {MASK_TENSOR: share}, metadata)
+        writer.put("masks", key, {MASK_TENSOR: share}, metadata)
 
         waited += wait
         progress(_with_rate("masks", done, begun), done, len(remaining))
@@ -330,8 +331,8 @@ def _encode_conditions(
 
     if without_effect:
         writer.store.notes.append(
-            f"conditions: mask: of {counted(without_effect, 'mask')} nothing is left at this size, or "
-            "nothing is hidden: these samples are trained without. A cell is left only if the mask is "
+            f"conditions: mask: {counted(without_effect, 'mask')} hide everything or nothing at this "
+            "size, so these samples are trained without a mask. A cell stays visible only if the mask is "
             "black there and in the cells around it. Use smaller white parts, or a larger resolution"
         )
 
@@ -340,7 +341,8 @@ def _clip_name(store: LatentCache, clip: MediaInfo) -> str:
     """Return a file's name in the cache, which any JSON can hold even if its bytes are
     not UTF-8.
     """
-    name = name_in_cache(store.folder, Path(clip.path))
+    mirrored = address_in_mirror(clip.path)
+    name = mirrored or name_in_cache(store.folder, Path(clip.path))
     return os.fsencode(name).decode("utf-8", "replace")
 
 
@@ -378,13 +380,15 @@ def _encode_shown(
     clip = media[condition.window.clip_id]
     frames = to_model(frames_of([sample], clip, None))
     start_image = read_start_image(sample, media)
-    types = dict(condition.on_channels)
-    if start_image is not None and "first_frame" in types and "prefix" not in types:
+    frames_given = dict(condition.on_channels)
+    # A prefix shows the clip's own first frames, so a start image has no place there.
+    shows_first_frame = "first_frame" in frames_given and "prefix" not in frames_given
+    if start_image is not None and shows_first_frame:
         frames = torch.cat([start_image, frames[:, 1:]], dim=1)
 
     hidden = read_hidden_pixels(condition, sample, keys.seed, media)
     control = None
-    if "control" in types:
+    if "control" in frames_given:
         control = read_companion("control", sample, len(sample.times), media)
     return encode_condition(family, frames, condition, hidden, control)
 
@@ -399,7 +403,7 @@ def _encode_reference(
     or fitted into the picture.
     """
     if family.spec.has_reference_image:
-        image = read_whole_companion(sample, media)
+        image = read_reference_picture(sample, media)
         return {LATENTS: family.encode_reference_image(image, sample.window.shape)}
 
     stride = family.spec.rules.temporal_stride
@@ -494,7 +498,8 @@ def _encode_frames(
         if start_image is not None:
             arguments["start_image"] = start_image
 
-        # What is also read on the channels of the network is put together on the host.
+        # ``image_states`` and start images combine pixels on the CPU, so the frames stay
+        # there.
         on_channels = family.spec.image_conditioning == "concat"
         stays_on_host = on_channels or start_image is not None
         device = torch.device("cpu") if stays_on_host else family.device
@@ -506,8 +511,8 @@ def _encode_frames(
 
 
 def tensors_of(distribution: LatentDistribution) -> dict[str, Tensor]:
-    """Return the tensors of a cache entry: the latent distribution, and what else was
-    encoded of the pixels.
+    """Return the tensors of a cache entry: the latent distribution, and the other states
+    that were encoded from the same pixels.
     """
     tensors = {"mean": distribution.mean}
     if distribution.logvar is not None:

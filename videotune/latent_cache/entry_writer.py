@@ -28,7 +28,7 @@ class EntryWriter:
 
     def __init__(self, store: LatentCache, device: torch.device) -> None:
         self.store = store
-        self._pool = None if device.type == "cpu" else pool_without_openmp(1)
+        self._pool = None if device.type == "cpu" else pool_without_openmp(1, "entries")
         self._pending: deque[Future[None]] = deque()
 
     def put(

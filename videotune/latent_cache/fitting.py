@@ -1,11 +1,12 @@
 """Whether entries of a cache can be what a model encodes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 
 from videotune.latent_cache.conditions import ConditionSample, condition_form
 from videotune.latent_cache.entry import CacheEntry, TensorForm, form_of
 from videotune.latent_cache.mask_reading import MASK_TENSOR
+from videotune.model_spec import ModelSpec
 from videotune.models.base import DiffusersModel
 from videotune.types import ClipShape, Window
 
@@ -30,49 +31,68 @@ def fits_of(family: DiffusersModel, caption_shape: ClipShape) -> FitsFn:
             have shapes of their own.
     """
     spec = family.spec
-    latent_names = ("mean", "logvar") if spec.keeps_variance else ("mean",)
-
-    @cache
-    def expected_forms(shape: ClipShape) -> dict[str, TensorForm]:
-        return form_of(family.blank_states(shape))
 
     @cache
     def channel_forms(shape: ClipShape) -> dict[str, TensorForm]:
         return form_of(family.blank_channels(shape))
 
+    @cache
+    def caption_forms() -> dict[str, TensorForm]:
+        forms = form_of(family.blank_states(caption_shape))
+        shown_names = channel_forms(caption_shape).keys()
+        return {name: form for name, form in forms.items() if name not in shown_names}
+
     def fits(entry: CacheEntry, item: CacheItem) -> bool:
         forms = dict(entry.tensors)
+        if isinstance(item, str):
+            return _have_forms(forms, caption_forms())
+
         if isinstance(item, ConditionSample):
             shown_forms = channel_forms(item.window.shape)
             return forms == condition_form(item, shown_forms, spec)
-        if isinstance(item, str):
-            shape = caption_shape
-            if "text" not in forms:
-                return False
-        else:
-            shape = item[0].shape
-            if entry.kind == "masks":
-                size = spec.rules.latent_size(shape)
-                return forms == {MASK_TENSOR: ("float32", size)}
-            latent_form = (
-                "float32",
-                (spec.latent_channels, *spec.rules.latent_size(shape)),
-            )
-            for name in latent_names:
-                if forms.pop(name, None) != latent_form:
-                    return False
-            channels, _, rows, columns = latent_form[1]
-            start_form = ("float32", (channels, 1, rows, columns))
-            if forms.pop("start", start_form) != start_form:
-                return False
 
-        expected = expected_forms(shape)
-        return all(
-            name in expected and _has_form(form, expected[name])
-            for name, form in forms.items()
-        )
+        window, _ = item
+        if entry.kind == "masks":
+            size = spec.rules.latent_size(window.shape)
+            return forms == {MASK_TENSOR: ("float32", size)}
+
+        expected = _latent_forms(window, spec)
+        # Control channels are shown by entries of their own.
+        if not spec.control_channels:
+            expected |= channel_forms(window.shape)
+        return forms == expected
 
     return fits
+
+
+def _latent_forms(window: Window, spec: ModelSpec) -> dict[str, TensorForm]:
+    """Return the dtypes and sizes of a window's latents: "mean", and "logvar" and "start" if
+    the model has them.
+    """
+    channels = spec.latent_channels
+    frames, rows, columns = spec.rules.latent_size(window.shape)
+    forms: dict[str, TensorForm] = {
+        "mean": ("float32", (channels, frames, rows, columns))
+    }
+    if spec.keeps_variance:
+        forms["logvar"] = forms["mean"]
+
+    has_own_start = window.companion("start_image") is not None
+    encodes_start = has_own_start or spec.encodes_first_frame
+    if encodes_start and spec.is_in_place("first_frame"):
+        forms["start"] = ("float32", (channels, 1, rows, columns))
+    return forms
+
+
+def _have_forms(
+    forms: Mapping[str, TensorForm], expected: Mapping[str, TensorForm]
+) -> bool:
+    """Return whether the tensors of a caption are the expected ones, or those of a shorter
+    caption.
+    """
+    if forms.keys() != expected.keys():
+        return False
+    return all(_has_form(form, expected[name]) for name, form in forms.items())
 
 
 def _has_form(form: TensorForm, expected: TensorForm) -> bool:

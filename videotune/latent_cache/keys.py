@@ -30,10 +30,10 @@ class CacheKeys:
     """Makes the keys of cache entries for one model and seed."""
 
     vae: str
-    """Fingerprint of the VAE, and how it is called if that is special."""
+    """Fingerprint of the VAE, and the family's ``encoding`` if it has one."""
     text_encoder: str
-    """Fingerprint of the text encoder, and before what captions are cached if that is
-    special.
+    """Fingerprint of the text encoder, and "before connectors" if states are cached before
+    the text connectors.
     """
     tokens: int
     """Tokens of a caption, at most."""
@@ -96,15 +96,15 @@ class CacheKeys:
         if self._has_noise(sample):
             vae = f"{vae} image noise {self.seed} {window.id} {sample.variant}"
 
-        frames = _frames_of(sample, window.clip_id)
+        pixels = _what_decides_pixels(sample, window.clip_id)
         start_image = window.companion("start_image")
         if start_image is not None:
-            frames.append(f"start image {start_image}")
+            pixels.append(f"start image {start_image}")
         # "take" is the name that frame samples had when the first caches were written.
         content = {
             "schema": SCHEMA,
             "decode": DECODE_VERSION,
-            "take": frames,
+            "take": pixels,
             "vae": vae,
         }
         return digest(content)
@@ -117,7 +117,7 @@ class CacheKeys:
         content = {
             "schema": SCHEMA,
             "decode": DECODE_VERSION,
-            "mask": _frames_of(sample, mask_id),
+            "mask": _what_decides_pixels(sample, mask_id),
             "cell": self.cell_size,
         }
         return digest(content)
@@ -147,7 +147,7 @@ class CacheKeys:
         return self.image_noise and sample.variant != DETERMINISTIC_VARIANT
 
 
-def _frames_of(sample: FrameSample, file_id: str) -> list[Any]:
+def _what_decides_pixels(sample: FrameSample, file_id: str) -> list[Any]:
     """Return everything that decides the pixels of a sample, decoded from a file."""
     window = sample.window
     resize: list[Any] = [window.resize]
@@ -155,7 +155,7 @@ def _frames_of(sample: FrameSample, file_id: str) -> list[Any]:
         resize = ["crop", *(round(position, 9) for position in sample.crop_position)]
 
     times = " ".join(str(round(time * 1e6)) for time in sample.times)
-    frames = [file_id, times, window.shape.height, window.shape.width, resize]
+    pixels = [file_id, times, window.shape.height, window.shape.width, resize]
     if sample.flipped:
-        frames.append("flipped")
-    return frames
+        pixels.append("flipped")
+    return pixels

@@ -76,7 +76,10 @@ def prune(store: LatentCache, wanted: Set[EntryName], *, yes: bool) -> Pruned:
 
     Raises VideotuneError if another process is filling the cache.
     """
-    entries = store.entries()
+    on_store = [
+        _entry_on_store(name, size) for name, size in store.remote_sizes().items()
+    ]
+    entries = [*store.entries(), *on_store]
     unwanted = tuple(entry for entry in entries if entry.name not in wanted)
     other_files = {
         file: store.folder / file for file in store.unknown_files() | store.parts()
@@ -101,6 +104,21 @@ def prune(store: LatentCache, wanted: Set[EntryName], *, yes: bool) -> Pruned:
         files=tuple(sorted(sizes)),
         file_bytes=sum(sizes.values()),
         kept=len(entries) - len(unwanted),
+    )
+
+
+def _entry_on_store(name: EntryName, size: int) -> CacheEntry:
+    """Return what a listing of an object store says of an entry that is not here."""
+    kind, key = name
+    return CacheEntry(
+        kind=kind,
+        key=key,
+        tensors={},
+        bytes=size,
+        hash="",
+        about={"clip": key, "caption": key},
+        made="",
+        versions={},
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from videotune.data.buckets import padded_box
+from videotune.data.clip_sizes import padded_box
 from videotune.types import Window
 
 
@@ -40,7 +40,8 @@ def picture_mask(
         cell_width = shape.width // columns
         has_columns = _covered_cells(left, picture_width, columns, cell_width)
         if window.flip:
-            # A border of an odd width is a pixel wider on the right.
+            # This does not know which variant is mirrored, so cells count that hold
+            # picture in either; borders differ by a pixel if their sum is odd.
             has_columns |= has_columns.flip(0)
         mask[:, :, ~has_rows] = 0
         mask[..., ~has_columns] = 0

@@ -40,7 +40,7 @@ def stream(
             yield make_step_batch(source, step, rank_and_size, pad_empty_share)
         return
 
-    pool = pool_without_openmp(threads)
+    pool = pool_without_openmp(threads, "batches")
     pending: deque[Future[StepBatch]] = deque()
     try:
         for step in steps:

@@ -168,6 +168,7 @@ def bucket_steps_until(schedule: Schedule, steps: int) -> tuple[int, ...]:
     now = int(steps * time_per_step)
     counts = []
     for bucket, half_interval in enumerate(half_intervals):
+        # t with (2t + offset)·half_interval <= now
         offset = 1 if bucket > 0 else 0
         counts.append(max(0, (now // half_interval - offset) // 2 + 1))
     buckets = range(len(counts))
@@ -237,7 +238,7 @@ def entry_views(schedule: Schedule, steps: int) -> list[NDArray[np.int64]]:
 
 
 ORDER_BYTES = 200_000_000
-"""Bytes of the orders of epochs that are kept, beside the latest one."""
+"""Bytes of the orders of epochs that are kept; the latest one is kept in any case."""
 
 
 class _Orders:

@@ -34,7 +34,7 @@ def stage_ahead(
                 yield sample, torch.from_numpy(array), waited
         return
 
-    pool = pool_without_openmp(1)
+    pool = pool_without_openmp(1, "frames")
     with closing(decoded):
         try:
             upcoming = pool.submit(_stage_next, decoded, device)

@@ -12,7 +12,7 @@ from videotune.types import Batch, Window
 
 @dataclass(frozen=True)
 class StepDraws:
-    """Everything that is drawn for a step but noise."""
+    """Everything that is drawn for a step, except noise."""
 
     samples: tuple[tuple[Window, int], ...]
     """Window and variant of each sample."""
@@ -20,7 +20,9 @@ class StepDraws:
     condition_types: tuple[frozenset[str], ...]
     """Types of the conditions of each sample."""
     boxes: tuple[int, ...]
-    """Number of the box that each sample hides, if it hides a drawn one."""
+    """Which of the drawn rectangles is masked in each sample (condition "mask" without a
+    file).
+    """
     t: Tensor
     """Noise levels (B,) of the video, or of the sound if the video is given."""
     sound_t: Tensor | None = None

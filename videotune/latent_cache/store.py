@@ -1,10 +1,11 @@
 """The cache on disk: one safetensors file for each entry.
 
-The name of an entry is a hash of everything that decides its content (clip, times,
-size, and the encoder with its dtype). If one of them changes, the entry has another
-name. Versions of libraries are recorded in the entry, but they do not change its name:
-an upgrade of PyAV or torch keeps the cache. A file is written completely or not at all, and its hash is
-checked when it is first read.
+The key of an entry is a hash of everything that decides its content (clip, times, size,
+and the encoder with its dtype). If one of them changes, the entry has another key. Kind
+and key are the entry's name (``EntryName``) and decide its file. Versions of libraries are
+recorded in the entry, but not hashed into its key: an upgrade of PyAV or torch keeps the
+cache. A file is written completely or not at all, and its hash is checked when it is first
+read.
 """
 
 import json
@@ -42,6 +43,7 @@ from videotune.latent_cache.entry import (
     read_entry,
     read_tensors,
 )
+from videotune.latent_cache.remote_entries import LOCAL_ONLY, LocalEntries
 from videotune.text import counted, counted_are
 
 LOCK_OWNER = "lock.owner"
@@ -58,13 +60,19 @@ class LatentCache:
     Reading is safe from many threads, and while another process fills the same folder.
     """
 
-    def __init__(self, folder: Path, keep_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        keep_bytes: int = 0,
+        remote: LocalEntries = LOCAL_ONLY,
+    ) -> None:
         """Open the cache in ``folder``.
 
         Args:
             folder: the cache folder; it need not exist.
             keep_bytes: how much of what was read last stays in memory, so that a small
                 dataset is read only once.
+            remote: the entries on an object store, of which the folder has copies.
 
         Raises:
             VideotuneError: if the folder cannot be read.
@@ -78,6 +86,9 @@ class LatentCache:
         self._entries: dict[EntryName, CacheEntry] = {}
         self._checked: set[EntryName] = set()
         self._unusable: set[EntryName] = set()
+        self._remote = remote
+        self._checks: dict[EntryName, Callable[[CacheEntry], bool]] = {}
+        """Whether entries fit what they are for that are not here yet."""
         self._lock = RLock()
 
         try:
@@ -116,13 +127,13 @@ class LatentCache:
                     yield f"{kind}/{name}/{file_name}"
 
     def names(self) -> list[EntryName]:
-        """Return the names of all files that look like entries."""
+        """Return the names of all files in the folder that look like entries."""
         names = map(entry_of_file, self._files())
         # An entry that was written again may also have its file of an earlier version.
         return list(dict.fromkeys(name for name in names if name is not None))
 
     def entries(self) -> list[CacheEntry]:
-        """Return all entries that can be read."""
+        """Return all entries of the folder that can be read."""
         entries = [self.entry(*name) for name in self.names()]
         return [entry for entry in entries if entry is not None]
 
@@ -151,7 +162,7 @@ class LatentCache:
         return self.folder / self.file(kind, key)
 
     def entry(self, kind: str, key: str) -> CacheEntry | None:
-        """Return an entry's metadata, or None if there is no readable entry."""
+        """Return an entry's metadata, or None if the folder has no readable entry."""
         name = (kind, key)
         if name not in self._entries:
             with suppress(*UNREADABLE):
@@ -160,9 +171,30 @@ class LatentCache:
 
     def has(self, kind: str, key: str) -> bool:
         """Return whether there is a complete entry."""
-        if (kind, key) in self._unusable or not self.path(kind, key).is_file():
+        if (kind, key) in self._unusable:
             return False
+        if not self.path(kind, key).is_file():
+            return self._remote.has((kind, key))
         return self.entry(kind, key) is not None
+
+    def remote_sizes(self) -> dict[EntryName, int]:
+        """Return the bytes of the entries on the object store that are not in the
+        folder.
+        """
+        return {
+            name: size
+            for name, size in self._remote.sizes().items()
+            if not self.path(*name).is_file()
+        }
+
+    def finish_uploads(self, wanted: Iterable[EntryName] = ()) -> None:
+        """Wait until what was written, and of these entries what is missing there, is on
+        the object store.
+
+        Raises:
+            VideotuneError: if an entry could not be uploaded.
+        """
+        self._remote.finish(wanted)
 
     def put(
         self,
@@ -175,7 +207,7 @@ class LatentCache:
 
         Args:
             kind: one of ``KINDS``.
-            key: name within the kind.
+            key: hash of everything that decides the content.
             tensors: the content.
             about: what it was made of, see ``About``.
 
@@ -197,6 +229,7 @@ class LatentCache:
         with self._lock:
             self._forget(entry.name)
             self._entries[entry.name] = entry
+        self._remote.written(entry.name)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -266,7 +299,11 @@ class LatentCache:
                 path.unlink(missing_ok=True)
 
     def drop(self, names: Iterable[EntryName], files: Iterable[str] = ()) -> None:
-        """Delete entries and other files. The caller holds the lock."""
+        """Delete entries, also on the object store, and other files. The caller holds the
+        lock.
+        """
+        names = list(names)
+        self._remote.dropped(names)
         with self._lock, self._writing():
             for name in names:
                 (self.folder / file_of(*name)).unlink(missing_ok=True)
@@ -296,6 +333,7 @@ class LatentCache:
         unusable = 0
         for name, item in items.items():
             if not self.path(*name).is_file():
+                self._checks[name] = _check_of(item, fits)
                 continue
 
             entry = self.entry(*name)
@@ -327,22 +365,38 @@ class LatentCache:
                 self._in_memory.move_to_end(name)
                 return self._in_memory[name]
 
-        entry = self._entries.get(name)
         try:
-            if entry is None:
-                entry = read_entry(self.folder, kind, key)
-            tensors = read_tensors(self.folder, entry, check=name not in self._checked)
-            self._checked.add(name)
+            tensors = self._remote.read(name, lambda: self._read(name))
+        except VideotuneError:  # of the object store
+            raise
         except UNREADABLE as error:
+            entry = self._entries.get(name)
             made_of = f" ({kind} of {entry.made_of[:80]!r})" if entry else ""
             reason = error.args[0] if error.args else error
-            raise VideotuneError(
-                f"cache entry {self.path(*name)}{made_of} is missing or damaged ({reason}). "
+            remedy = self._remote.remedy(name) or (
                 f"Run `videotune cache verify {self.folder}`: it drops damaged entries, and the next run encodes "
                 "them again."
+            )
+            raise VideotuneError(
+                f"cache entry {self.path(*name)}{made_of} is missing or damaged ({reason}). {remedy}"
             ) from error
 
         self._remember(name, tensors)
+        return tensors
+
+    def _read(self, name: EntryName) -> dict[str, Tensor]:
+        """Read an entry of the folder.
+
+        Raises one of UNREADABLE if it is missing, damaged, or does not fit.
+        """
+        entry = self._entries.get(name)
+        if entry is None:
+            entry = read_entry(self.folder, *name)
+        fits = self._checks.get(name)
+        if fits is not None and not fits(entry):
+            raise ValueError("it is not of this model")
+        tensors = read_tensors(self.folder, entry, check=name not in self._checked)
+        self._checked.add(name)
         return tensors
 
     def _remember(self, name: EntryName, tensors: dict[str, Tensor]) -> None:
@@ -364,6 +418,14 @@ class LatentCache:
             self._entries.pop(name, None)
             self._checked.discard(name)
             self._unusable.discard(name)
+            self._checks.pop(name, None)
+
+
+def _check_of(
+    item: Item, fits: Callable[[CacheEntry, Item], bool]
+) -> Callable[[CacheEntry], bool]:
+    """Return whether an entry fits an item, as a function of the entry."""
+    return lambda entry: fits(entry, item)
 
 
 def _is_part(file: str) -> bool:

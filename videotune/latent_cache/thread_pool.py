@@ -6,7 +6,7 @@ from threading import Barrier
 import torch
 
 
-def pool_without_openmp(threads: int) -> ThreadPoolExecutor:
+def pool_without_openmp(threads: int, name: str) -> ThreadPoolExecutor:
     """Start threads whose torch operations use one thread each.
 
     A thread that calls torch otherwise gets OpenMP workers of its own, which spin
@@ -14,18 +14,22 @@ def pool_without_openmp(threads: int) -> ThreadPoolExecutor:
     number of threads is a setting of each thread, but setting it also changes the
     default of threads to come. So all are started first, and then the caller's number
     is restored.
+
+    Args:
+        threads: how many to start.
+        name: beginning of the threads' names.
     """
     callers_threads = torch.get_num_threads()
     all_started = Barrier(threads + 1)
 
     def use_one_thread() -> None:
         torch.set_num_threads(1)
-        # torch reads the default at a thread's first call: now, while it is 1
+        # torch reads the default at a thread's first call: now, while it is 1.
         torch.get_num_threads()
         all_started.wait()
 
     pool = ThreadPoolExecutor(
-        threads, thread_name_prefix="batches", initializer=use_one_thread
+        threads, thread_name_prefix=name, initializer=use_one_thread
     )
     # Each task starts a thread, since the threads before it wait at the barrier.
     for _ in range(threads):

@@ -253,7 +253,7 @@ class Wan(DiffusersModel):
             return {}
         known = torch.zeros(frames.shape[1:], dtype=torch.bool)
         known[0] = True
-        if "last_frame" in self.spec.shown_with_clip:
+        if "last_frame" in self.spec.cached_with_clip:
             known[-1] = True
         return self.channel_states(ConditionPixels(frames, known))
 
@@ -279,7 +279,7 @@ class Wan(DiffusersModel):
         states = {"image": image.to(self.dtype)}
 
         if self._uses_clip_vision:
-            ends = (0, -1) if "last_frame" in self.spec.shown_with_clip else (0,)
+            ends = (0, -1) if "last_frame" in self.spec.cached_with_clip else (0,)
             states["clip"] = torch.cat(
                 [self._clip_vision_states(pixels, end) for end in ends]
             )
@@ -315,7 +315,7 @@ class Wan(DiffusersModel):
 
     def _clip_vision_tokens(self) -> int:
         """Return how many states CLIP gives of an image."""
-        images = 2 if "last_frame" in self.spec.shown_with_clip else 1
+        images = 2 if "last_frame" in self.spec.cached_with_clip else 1
         return self.spec.image_numbers // self._clip_vision_width // images
 
     def blank_channels(self, shape: ClipShape) -> dict[str, Tensor]:
@@ -462,7 +462,7 @@ class Wan(DiffusersModel):
                 ("image_encoder", "image_processor") if self._uses_clip_vision else ()
             )
             image_prints = [fingerprint(self.folder / part) for part in image_parts]
-            images = "images" if "last_frame" in self.spec.shown_with_clip else "image"
+            images = "images" if "last_frame" in self.spec.cached_with_clip else "image"
             prints["vae"] = "-".join(
                 [prints["vae"], images, *image_prints, str(self.dtype)]
             )

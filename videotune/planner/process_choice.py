@@ -56,7 +56,7 @@ def shared_job(
     Raises:
         VideotuneError: if the GPUs cannot share the samples as the config says.
     """
-    is_set = resolved.origins.get("context_parallel", "default") != "default"
+    is_set = resolved.origins["context_parallel"] != "default"
     is_open = target.gpus > 1 and target.vram is not None and base is not None
     if is_set or not is_open or not spec.splits_tokens:
         return _open(resolved, spec, base, target.gpus)

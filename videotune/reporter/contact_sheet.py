@@ -23,6 +23,7 @@ from videotune.data.clip_file import ROLE_LABELS
 from videotune.data.companions import ALPHA
 from videotune.data.decode import decode
 from videotune.data.probe import probe
+from videotune.data.remote_cache_files import fetch_pictures, upload_pictures
 from videotune.data.workers import default_workers
 from videotune.errors import VideotuneError
 from videotune.files import write_text, write_whole
@@ -416,20 +417,23 @@ KIND_ORDER = {"train": 0, "validation": 1, "regularization": 2}
 
 
 def cache_pictures(job: Job) -> None:
-    """Write the pictures that the cache lacks: three frames of a clip in a row.
+    """Write the pictures that the cache lacks: three frames of a clip in a row. Those of
+    a cache on an object store are fetched, and new ones uploaded.
 
     A clip that cannot be decoded has none; the encoding reports it. If the disk is
     full, a note is printed.
     """
     paths = _cached_pictures(job)
-    missing = [clip for clip, path in paths if not path.is_file()]
-    if not missing:
-        return
     path_by_id = {clip.id: path for clip, path in paths}
+    new_paths = []
     try:
-        for clip, frames in shots(job, missing, PICTURE_HEIGHT):
+        fetch_pictures(job.config.cache_dir, path_by_id.values())
+        missing = [clip for clip, path in paths if not path.is_file()]
+        for clip, frames in shots(job, missing, PICTURE_HEIGHT) if missing else ():
             if not isinstance(frames, file_checks.ClipProblem):
                 _write_row(path_by_id[clip.id], frames)
+                new_paths.append(path_by_id[clip.id])
+        upload_pictures(job.config.cache_dir, new_paths)
     except OSError as error:
         echo(f"note: the report will lack pictures of clips: {error}")
 

@@ -12,6 +12,7 @@ from videotune.captioning.offered_models import offered_models
 from videotune.data.clip_file import CLIP_SUFFIXES
 from videotune.data.file_checks import ARCHIVES, type_of_file
 from videotune.data.images import IMAGE_SUFFIXES
+from videotune.data.object_store import is_object_url, parse_url
 from videotune.data.remarks import code_of, with_codes
 from videotune.data.row_files import ROW_SUFFIXES
 from videotune.errors import VideotuneError
@@ -399,6 +400,8 @@ def _checked_source(page: PageContext, path: str) -> str:
         VideotuneError: if it does not exist, or this user may not name it.
     """
     page.path_rule.check_path(path, "the dataset")
+    if is_object_url(path):
+        return str(parse_url(path))
     try:
         expanded = Path(path).expanduser()
     except RuntimeError as error:
@@ -408,7 +411,7 @@ def _checked_source(page: PageContext, path: str) -> str:
         if not HUB_DATASET.fullmatch(path):
             raise VideotuneError(
                 f"{path!r} is neither an absolute path (/home/me/clips) "
-                "nor a dataset (user/name)"
+                "nor a dataset (user/name or s3://bucket/folder)"
             )
         return path
 

@@ -19,9 +19,9 @@ from videotune.config.optimizer_classes import usable_classes
 from videotune.config.optimizers import OPTIMIZERS
 from videotune.config.resolve import parse
 from videotune.config.schema import leaves
-from videotune.data.buckets import parse_size
 from videotune.data.captions import split_variants
 from videotune.data.clip_file import CAPTION_SUFFIXES
+from videotune.data.clip_sizes import parse_size
 from videotune.errors import VideotuneError
 from videotune.presets.shipped import read_preset
 from videotune.studio.projects import CLIP_KEYS, CLIPS, MANAGED_KEYS, texts

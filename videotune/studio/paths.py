@@ -46,7 +46,7 @@ class PathRule:
         """
         if not self.is_restricted or not text:
             return True
-        if "\0" in text:
+        if "\0" in text or names_object_store(text):
             return False
 
         path = _expanded(text)
@@ -83,6 +83,11 @@ class PathRule:
             text: the path.
             subject: what it is for, such as the key.
         """
+        if self.is_restricted and names_object_store(text):
+            raise VideotuneError(
+                f"{subject}: {text[:200]!r} would be read with the server's own credentials. Only a "
+                "user on the server itself can name an object store: use a path inside a project"
+            )
         if not self.allows(text):
             raise VideotuneError(
                 f"{subject}: {text[:200]!r} is outside of the studio's folder. Only a "
@@ -194,6 +199,23 @@ def _expanded(text: str) -> Path | None:
         return Path(text).expanduser()
     except RuntimeError:
         return None
+
+
+def names_object_store(text: str) -> bool:
+    """Whether a text is the address of an object store, in whatever way it is written."""
+    return text.strip().lower().startswith(("s3:", "s3a:"))
+
+
+def refuse_object_stores(keys: Any) -> None:
+    """Raise VideotuneError for an address of an object store in what somebody else has
+    written: it would be read with the credentials of whoever runs it.
+    """
+    for key, text in _texts(keys):
+        if names_object_store(text):
+            raise VideotuneError(
+                f"{key}: {text[:200]!r} would be read with your own credentials, and somebody else named it. "
+                "Add the dataset yourself, if you trust it"
+            )
 
 
 def names_prompts(samples: Any) -> bool:

@@ -32,6 +32,7 @@ from videotune.studio.paths import (
     PathRule,
     names_prompts,
     refuse_imported_optimizer,
+    refuse_object_stores,
 )
 from videotune.studio.projects import (
     CLIPS,
@@ -247,6 +248,7 @@ def _imported_keys(
         parse(merge(preset_keys(preset), as_config(keys)))
         rule.check_config(keys)
         refuse_imported_optimizer(keys)
+        refuse_object_stores(keys)
     except ValueError as error:
         notes.append(f"its settings were left out: {error}")
         return {}
@@ -312,6 +314,7 @@ def _check_run_record(name: str, path: Path) -> None:
     value = read_run_record(path, name, partial=True)
     if name == "config":
         refuse_imported_optimizer(value)
+        refuse_object_stores(value)
     if name in ("exports", "compare"):
         for record in value:
             for key in ("path", "video", "sheet"):

@@ -17,6 +17,7 @@ from videotune.latent_cache.conditions import (
     channel_samples,
     channel_sets,
     condition_samples,
+    num_boxes,
     shown_on_channels,
     usual_conditions,
 )
@@ -25,12 +26,14 @@ from videotune.latent_cache.encode import (
     ProgressFn,
     cut_captions,
     encode_missing,
+    items_by_entry,
     missing_items,
     shard_work,
 )
 from videotune.latent_cache.encoder_failures import TextEncoderFull
 from videotune.latent_cache.fitting import fits_of
 from videotune.latent_cache.keys import CacheKeys
+from videotune.latent_cache.remote_entries import entries_of
 from videotune.latent_cache.store import LatentCache
 from videotune.models.base import DiffusersModel
 from videotune.text import counted, counted_are, duration
@@ -77,9 +80,9 @@ def _conditions_of(
 ) -> list[ConditionSample]:
     """Return the conditions of samples, and their sound, that have entries of their own.
 
-    A mask of a clip without a mask file hides a drawn box. A step draws one of several,
-    and each has an entry. What is read without random parts has the first box, and only
-    the conditions that most samples have.
+    A mask of a clip without a mask file hides a drawn box. A step draws one of several
+    boxes, and each has an entry. A sample without random parts has the first box, and only
+    the conditions that at least half of the samples have.
     """
     usual = usual_conditions(job.config, job.spec)
     drawn_sets = channel_sets(job.config, job.spec)
@@ -88,7 +91,7 @@ def _conditions_of(
         is_plain = variant == DETERMINISTIC_VARIANT
         only = usual if is_plain else None
         choices = [
-            *_conditions_beside_channels(job, window, variant, only),
+            *_conditions_not_on_channels(job, window, variant, only),
             *_conditions_on_channels(job, window, variant, drawn_sets, only),
         ]
         for samples_of_boxes in choices:
@@ -98,14 +101,7 @@ def _conditions_of(
     return conditions
 
 
-def _num_boxes(job: Job) -> int:
-    """Return how many boxes a mask may hide: as many as a window has variants, since both
-    say how much of the random parts is worth keeping.
-    """
-    return max(1, job.config.video_config.variants)
-
-
-def _conditions_beside_channels(
+def _conditions_not_on_channels(
     job: Job, window: Window, variant: int, only_types: frozenset[str] | None
 ) -> list[list[ConditionSample]]:
     """Return the conditions of a sample that channels do not show, each with its boxes.
@@ -121,7 +117,7 @@ def _conditions_beside_channels(
         is_read = only_types is None or condition.type in only_types
         if is_read and not job.spec.is_on_channels(condition.type):
             samples = condition_samples(
-                window, variant, condition, _num_boxes(job), job.spec
+                window, variant, condition, num_boxes(job.config), job.spec
             )
             encoded.append(samples)
     return encoded
@@ -154,7 +150,9 @@ def _conditions_on_channels(
     for types in sets:
         if job.spec.has_own_entry(types):
             encoded.append(
-                channel_samples(window, variant, types, job.config, _num_boxes(job))
+                channel_samples(
+                    window, variant, types, job.config, num_boxes(job.config)
+                )
             )
     return encoded
 
@@ -191,7 +189,8 @@ def fill_cache_of_run(
         keep_bytes: how much of the cache stays in memory.
         on_progress: called with the progress of the encoding.
     """
-    store = LatentCache(job.cache, keep_bytes)
+    remote = entries_of(job.config.cache_dir, job.cache)
+    store = LatentCache(job.cache, keep_bytes, remote)
     if dist.size == 1:
         fill_cache(job, family, store, reads, on_progress=on_progress)
         return store
@@ -201,7 +200,7 @@ def fill_cache_of_run(
     if anything_missing:
         is_leader = _encode_shares(job, family, store, reads, todo, dist, on_progress)
         # What the others have written is read from the disk.
-        store = LatentCache(job.cache, keep_bytes)
+        store = LatentCache(job.cache, keep_bytes, remote)
     else:
         is_leader = dist.is_main
 
@@ -262,8 +261,10 @@ def fill_cache(
         family: the base model.
         store: the cache.
         reads: what the run reads.
-        share: this process's share of what is missing, while another process holds the
-            lock. None: all of it.
+        share: this process's share of what is missing, if the processes of a run fill the
+            cache together: the leader among them, perhaps this process, holds the lock
+            and prints the notes later. None: this process encodes everything that is
+            missing by itself, takes the lock and prints.
         on_progress: called with the progress.
 
     Raises:
@@ -326,12 +327,13 @@ def _encode_and_report(
         if share is None:
             _print_encoded(store, todo, seconds=time.monotonic() - begun, waited=waited)
 
-    # Of several processes, the one that holds the lock prints the notes at the end.
+    keys = CacheKeys.of(family, job.config.seed)
+    store.finish_uploads(items_by_entry(keys, reads) if share is None else ())
+    # If processes fill the cache together, their leader prints the notes at the end.
     if share is None:
         for note in store.notes:
             echo(f"note: {note}")
         captions = [caption for caption in reads.captions if caption]
-        keys = CacheKeys.of(family, job.config.seed)
         echo_truncated(job, cut_captions(store, keys, captions))
 
 

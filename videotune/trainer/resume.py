@@ -14,7 +14,7 @@ from videotune.config.load import in_one_unit, without_rivals
 from videotune.config.nested_keys import merge
 from videotune.config.resolve import Resolved, parse, resolve
 from videotune.console import echo
-from videotune.data.bucketing import buckets
+from videotune.data.buckets import buckets
 from videotune.data.dataset import to_json
 from videotune.errors import VideotuneError
 from videotune.files import digest, write_bytes, write_json

@@ -239,7 +239,7 @@ def save(trainer: Trainer, step: int, kind: str = "save", thread: bool = True) -
     trainer.pending_save = PendingSave(step, begun, write, is_shared=is_sharded)
     trainer.saved_at = time.monotonic()
 
-    pool = pool_without_openmp(1)
+    pool = pool_without_openmp(1, "checkpoint")
     trainer.pending_save.written = pool.submit(write)
     pool.shutdown(wait=False)
     trainer.pending_save.waited = time.perf_counter() - begun

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from videotune.adapters.adapter_types import NOT_BY_DEGREES
 from videotune.config.sampling_sections import Prompt
 from videotune.config.schema import Config
-from videotune.data.buckets import is_valid_size, size_rule
+from videotune.data.clip_sizes import is_valid_size, size_rule
 from videotune.data.frame_counts import frame_rule, snap_frames, valid_at_least
 from videotune.errors import VideotuneError
 from videotune.job.job import Job

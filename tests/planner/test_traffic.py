@@ -1,0 +1,207 @@
+"""What the processes of a run send each other, against the counted numbers of a tiny
+network.
+"""
+
+from collections.abc import Callable
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.launcher import QUIET, overrides_of
+from videotune.adapters.lora import add_lora
+from videotune.config.sections import Lora
+from videotune.job.job import Job, open_job
+from videotune.job.overrides import Overrides, resolve_config
+from videotune.memory.checkpointing import OFF, ON
+from videotune.planner import process_choice, traffic
+from videotune.planner.cluster import Cluster
+from videotune.planner.fit import Fit, process_share
+from videotune.planner.memory import Choice, Need, need
+from videotune.planner.process_choice import Target, shared_job
+from videotune.planner.read_step import step_spec
+from videotune.planner.step_spec import StepSpec, sharded
+from videotune.planner.traffic import (
+    Rounds,
+    Traffic,
+    exchanged_bytes_per_token,
+    rounds_of,
+)
+
+Bases = Callable[..., Path]
+
+GROUPS = 3
+FULL = ("training_method=FINE_TUNE",)
+SHARDED = ("sharding=FULL",)
+TWICE = ("gradient_accumulation_steps=2", "batch_size=3")
+SAMPLES = 2 * 3
+PASSES = 2 * 2
+"""Of at most two samples each."""
+
+
+@pytest.fixture(scope="module")
+def words(
+    small_clips: Path, tiny_bases: Bases, tmp_path_factory: pytest.TempPathFactory
+) -> Overrides:
+    """A run with one bucket."""
+    cache = tmp_path_factory.mktemp("traffic") / "cache"
+    sets = (*QUIET, *TWICE, "lora.rank=4", "video_config.frames=9")
+    return overrides_of(small_clips, tiny_bases("wan"), cache, *sets)
+
+
+@pytest.fixture
+def sizes(tiny_family: Callable[..., Any]) -> dict[str, int]:
+    """How many numbers train, by method, and bytes that the card holds of the network:
+    of frozen weights whole pieces.
+    """
+    family = tiny_family("wan")
+    net = family.denoiser()
+    whole = sum(parameter.numel() for parameter in net.parameters())
+    pieces = sum(-(-value.nbytes // 512) * 512 for value in net.parameters())
+    buffers = sum(-(-value.nbytes // 512) * 512 for value in net.buffers())
+    adapter = add_lora(net, family.spec, Lora(rank=4), seed=0)
+    return {
+        "FINE_TUNE": whole,
+        "FINE_TUNE held": 4 * whole + buffers,
+        "LORA": sum(parameter.numel() for parameter in adapter.values()),
+        "LORA held": pieces + buffers,
+    }
+
+
+def opened(
+    words: Overrides, *sets: str, dtype: str = "FLOAT_32"
+) -> tuple[Job, StepSpec, Need]:
+    """A job of three groups, its step, and what two samples a pass need."""
+    overrides = Overrides(data=words.data, sets=(*words.sets, *sets))
+    job = open_job(*resolve_config(overrides, planning=True), processes=GROUPS)
+    spec = step_spec(job, dtype)
+    return job, spec, need(spec, Choice(2, OFF, 0))
+
+
+@pytest.mark.parametrize("method", ["LORA", "FINE_TUNE"])
+def test_gradients_are_summed_in_messages_and_sharded_blocks_gathered(
+    method: str, words: Overrides, sizes: dict[str, int], monkeypatch: Any
+) -> None:
+    """A ring of three takes two rounds for a gather, and four for a sum."""
+    monkeypatch.setattr(traffic, "BUFFER_NUMBERS", 1000)
+    numbers = sizes[method]
+    messages = (numbers + 999) // 1000
+    sets = (f"training_method={method}",)
+    job, spec, training = opened(words, *sets)
+    assert rounds_of(job, spec, training) == Rounds(4 * messages, 0)
+    sent = traffic.traffic(job, spec, training, "FLOAT_32")
+    assert sent == Traffic(gradients=pytest.approx(4 * numbers * 4 / 3))
+
+    job, spec, training = opened(words, *sets, *SHARDED)
+    trains_all = method == "FINE_TUNE"
+    units = len(spec.blocks) + 1
+    collectives = 3 if trains_all else 2
+    rounds = Rounds(0 if trains_all else 4 * messages, PASSES * units * collectives * 2)
+    assert rounds_of(job, spec, training) == rounds
+
+    sent = traffic.traffic(job, spec, training, "FLOAT_32")
+    assert sent.gradients == pytest.approx(0 if trains_all else 4 * numbers * 4 / 3)
+    gradients = 4 * numbers if trains_all else 0
+    gathered_twice = 2 * sizes[f"{method} held"]
+    assert sent.weights == pytest.approx(PASSES * (gathered_twice + gradients) * 2 / 3)
+
+
+@pytest.mark.parametrize(
+    ("choice", "recomputed"),
+    [(Choice(2, OFF, 0), 0), (Choice(2, OFF, 1), 1), (Choice(2, ON, 0), 2)],
+)
+def test_attention_is_exchanged_in_every_pass_of_a_block(
+    choice: Choice, recomputed: int, words: Overrides
+) -> None:
+    """Forward, backward, and again where a block is streamed or recomputed."""
+    job, spec, _ = opened(words, "context_parallel=2")
+    assert len(spec.blocks) == 2
+    sent = traffic.traffic(job, spec, need(spec, choice), "FLOAT_32")
+    tokens = SAMPLES * job.spec.video_tokens(job.shapes[0])
+    tensor = exchanged_bytes_per_token(job, "FLOAT_32") * tokens
+    assert sent.attention == pytest.approx((4 + recomputed) * 4 * tensor / 4)
+    # each of two processes sends its half of the output
+    latents = job.spec.latent_channels * prod(job.spec.rules.latent_size(job.shapes[0]))
+    assert sent.prediction == pytest.approx(4 * SAMPLES * latents / 2)
+
+
+@pytest.mark.parametrize(("sets", "is_full"), [(FULL, True), ((), False)])
+def test_a_process_holds_its_shard_of_what_is_sharded(
+    sets: tuple[str, ...], is_full: bool, words: Overrides
+) -> None:
+    job, spec, _ = opened(words, *sets, *SHARDED)
+    assert process_share(job, spec, "FLOAT_32") == sharded(spec, GROUPS, is_full)
+    job, spec, _ = opened(words, *sets)
+    assert process_share(job, spec, "FLOAT_32") == spec
+
+
+@pytest.mark.parametrize(
+    ("gpus", "sets", "parts"),
+    [
+        (4, (), [1, 2]),
+        (3, (), [1]),
+        (4, ("context_parallel=1",), None),
+        (4, ("sample.cache_threshold=0.1",), [1]),
+        (1, (), None),
+    ],
+)
+def test_a_sample_is_shared_by_numbers_of_cards_that_divide_a_machine(
+    gpus: int,
+    sets: tuple[str, ...],
+    parts: list[int] | None,
+    words: Overrides,
+    monkeypatch: Any,
+) -> None:
+    """Of a model with two heads of attention. None: nothing is chosen."""
+    jobs: list[Job] = []
+
+    def first_of(candidates: list[Job], target: Target) -> Job:
+        jobs.extend(candidates)
+        return candidates[0]
+
+    monkeypatch.setattr(process_choice, "_best", first_of)
+    overrides = Overrides(data=words.data, sets=(*words.sets, *sets, "batch_size=8"))
+    resolved, spec, base = resolve_config(overrides)
+    target = Target(Cluster(1, gpus), vram=24 << 30, card=None, spare=0)
+    job = shared_job(resolved, spec, base, target)
+    assert (job.processes, job.config.context_parallel) == (gpus, 1)
+    if parts is None:
+        assert not jobs
+    else:
+        assert [job.config.context_parallel for job in jobs] == parts
+        assert [job.processes for job in jobs] == [gpus // count for count in parts]
+
+
+@pytest.mark.parametrize(
+    ("needed", "seconds", "index"),
+    [
+        ([3, 2, 1], [2.0, 1.7, 1.6], 0),
+        ([3, 2, 1], [2.1, 1.7, 1.6], 1),
+        ([9, 2, 1], [1.0, 1.7, 1.6], 1),
+        ([9, 8, 7], [1.0, 1.7, 1.6], 2),
+        ([8, 9, 8], [1.0, 1.7, 1.6], 0),
+    ],
+)
+def test_the_fewest_cards_share_a_sample_with_which_it_fits_and_is_not_slow(
+    needed: list[int], seconds: list[float], index: int, monkeypatch: Any
+) -> None:
+    """Of three candidates, on a card with room for 5."""
+    jobs: list[Any] = [0, 1, 2]
+
+    class Result(Fit):
+        def __init__(self, size: int) -> None:
+            vars(self).update(fits=size <= 5, size=size)
+
+        @property
+        def needed(self) -> int:
+            return int(vars(self)["size"])
+
+    monkeypatch.setattr(
+        process_choice, "_fit_of", lambda job, target: Result(needed[job])
+    )
+    monkeypatch.setattr(
+        process_choice, "_seconds_a_sample", lambda job, result, target: seconds[job]
+    )
+    target: Any = None
+    assert process_choice._best(jobs, target) == index

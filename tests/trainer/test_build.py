@@ -1,0 +1,141 @@
+"""What is decided before the first step, and what a second save of a step leaves alone."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.run_results import of_kind
+from tests.support.trainers import Lab, job_of, trainer_of
+from videotune.config.resolve import parse
+from videotune.errors import VideotuneError
+from videotune.latent_cache.conditions import CHANNELS
+from videotune.runs.checkpoint import complete_checkpoints
+from videotune.trainer.build import weights_of
+from videotune.trainer.loop import train_steps
+from videotune.trainer.progress import announce
+from videotune.trainer.saving import save
+from videotune.trainer.text_encoders import refuse_text
+from videotune.types import DETERMINISTIC_VARIANT, WeightDtypes
+from videotune.validation.callbacks import cache_items_of
+
+
+@pytest.mark.parametrize(
+    ("settings", "dtype", "weights"),
+    [
+        ({}, "BFLOAT_16", (None, None, None)),
+        ({"weight_dtype": "BFLOAT_16"}, "BFLOAT_16", (None, None, None)),
+        ({"weight_dtype": "FLOAT_8"}, "BFLOAT_16", ("FLOAT_8", "FLOAT_8", None)),
+        (
+            {"weight_dtype": "FLOAT_8", "transformer": {"weight_dtype": "NFLOAT_4"}},
+            "BFLOAT_16",
+            ("NFLOAT_4", "FLOAT_8", None),
+        ),
+        (
+            {"text_encoder": {"weight_dtype": "NFLOAT_4"}},
+            "FLOAT_32",
+            (None, "NFLOAT_4", None),
+        ),
+        (
+            {"transformer": {"matmul_dtype": "INT_8"}},
+            "BFLOAT_16",
+            (None, None, "INT_8"),
+        ),
+        ({}, "FLOAT_16", (None, "BFLOAT_16", None)),
+        ({"weight_dtype": "FLOAT_16"}, "FLOAT_16", (None, "FLOAT_16", None)),
+        (
+            {"text_encoder": {"weight_dtype": "FLOAT_16"}},
+            "FLOAT_16",
+            (None, "FLOAT_16", None),
+        ),
+        ({"weight_dtype": "FLOAT_8"}, "FLOAT_16", ("FLOAT_8", "FLOAT_8", None)),
+    ],
+)
+def test_each_part_is_stored_as_its_own_setting_or_that_of_all_says(
+    settings: dict[str, Any], dtype: str, weights: tuple[str | None, ...]
+) -> None:
+    """Of the denoiser, of text encoders, and of products. None: in the run's dtype."""
+    transformer, text_encoder, matmul = weights
+    assert weights_of(parse(settings), dtype) == WeightDtypes(
+        transformer=transformer, text_encoder=text_encoder, matmul=matmul
+    )
+
+
+def test_patterns_of_text_encoders_may_leave_out_the_encoder(tiny_family: Any) -> None:
+    """A regular expression names a whole path, from the encoder on or from below it."""
+
+    def config_of(pattern: str) -> Any:
+        return parse({"text_encoder": {"train": True, "layers": [pattern]}})
+
+    family = tiny_family("wan")
+    for pattern in (r"encoder\.block\.0", r"text_encoder\.encoder\.block\.0"):
+        refuse_text(family, config_of(pattern))
+    with pytest.raises(VideotuneError, match=r"^text_encoder\.layers: 'nothing'"):
+        refuse_text(family, config_of("nothing"))
+
+
+def test_what_is_read_without_random_parts_has_the_usual_conditions(
+    tmp_path: Path, small_clips: Path
+) -> None:
+    """Those of half of the samples and more."""
+    lab = Lab(Path("asset:toy"), small_clips, tmp_path / "cache", tmp_path)
+    conditions = [
+        {"type": "last_frame", "probability": 0.3},
+        {"type": "mask", "probability": 0.6},
+    ]
+    knobs = {"conditions": conditions, "video_config.variants": 2}
+    items = cache_items_of(job_of(lab, knobs | {"validate_every": 2}))
+    types: dict[bool, set[str]] = {True: set(), False: set()}
+    for sample in items.conditions:
+        types[sample.variant == DETERMINISTIC_VARIANT].add(sample.type)
+    assert types == {True: {"mask"}, False: {"last_frame", "mask"}}
+
+
+def test_each_variant_has_channels_of_its_own(
+    tmp_path: Path, small_clips: Path, tiny_bases: Callable[..., Path]
+) -> None:
+    lab = Lab(tiny_bases("wan", "i2v"), small_clips, tmp_path / "cache", tmp_path)
+    conditions = [{"type": "last_frame", "probability": 0.5}]
+    knobs = {"conditions": conditions, "video_config.variants": 2}
+    items = cache_items_of(job_of(lab, knobs))
+    of_channels = {
+        (sample.window.id, sample.variant)
+        for sample in items.conditions
+        if sample.type == CHANNELS
+    }
+    assert of_channels == {(window.id, variant) for window, variant in items.samples}
+
+
+def test_the_share_of_each_expert_is_announced(
+    tmp_path: Path,
+    small_clips: Path,
+    tiny_bases: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = tiny_bases("wan", "t2v-a14b")
+    lab = Lab(model, small_clips, tmp_path / "cache", tmp_path)
+    trainer = trainer_of(lab, {"expert_share": 0.25, "expert_period": 2, "steps": 8})
+    announce(trainer, None)
+    trainer.journal.close()
+    line = "experts: high 25%, low 75% of the steps, 2 in a row"
+    assert line in capsys.readouterr().err.splitlines()
+
+
+def test_a_step_is_saved_once_and_a_backup_becomes_a_save(
+    tmp_path: Path, small_clips: Path
+) -> None:
+    lab = Lab(Path("asset:toy"), small_clips, tmp_path / "cache", tmp_path)
+    trainer = trainer_of(lab)
+    for record in train_steps(trainer):
+        if record.step == 2:
+            break
+    kinds = []
+    for kind in ("backup", "backup", "save", "save", "backup"):
+        save(trainer, 2, kind, thread=False)
+        (checkpoint,) = complete_checkpoints(trainer.run)
+        assert checkpoint.step == 2
+        kinds.append(checkpoint.kind)
+    trainer.journal.close()
+    assert kinds == ["backup", "backup", "save", "save", "save"]
+    assert len(of_kind(trainer.run, "save")) == 2

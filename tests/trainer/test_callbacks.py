@@ -1,0 +1,49 @@
+"""When work between steps is due, and which expert can be loaded."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support.trainers import Lab, trainer_of
+from videotune.trainer.trainer import Callback
+
+
+class Looking(Callback):
+    """Work that a user can ask for."""
+
+    every = 4
+    control_key = "look"
+
+
+@pytest.mark.parametrize(
+    ("step", "asked", "is_due", "left"),
+    [
+        (3, (), False, 3),
+        (3, ("look", "save"), True, 3),
+        (3, ("save",), False, 3),
+        (4, (), True, 2),
+        (9, (), False, 1),
+        (10, (), True, 0),
+    ],
+)
+def test_work_is_due_at_its_steps_at_the_last_one_and_where_it_is_asked_for(
+    step: int, asked: tuple[str, ...], is_due: bool, left: int
+) -> None:
+    """Of ten steps."""
+    trainer: Any = SimpleNamespace(job=SimpleNamespace(steps=10))
+    callback = Looking()
+    assert callback.due(trainer, step, asked) is is_due
+    assert callback.seconds_left(trainer, step, took=0.5) == 0.5 * left
+
+
+def test_an_expert_that_the_model_lacks_is_named(
+    tmp_path: Path, small_clips: Path
+) -> None:
+    lab = Lab(Path("asset:toy"), small_clips, tmp_path / "cache", tmp_path)
+    trainer = trainer_of(lab)
+    trainer.journal.close()
+    assert len(list(trainer.pool)) == 1
+    with pytest.raises(KeyError, match="nobody"):
+        trainer.pool.load("nobody")
