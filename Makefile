@@ -66,6 +66,7 @@ bench: $(VENV)/.dev
 
 # torch goes first and alone, so that nothing else chooses its build; constraints.txt has the versions without hashes, for pip -c
 $(VENV)/.torch: $(LOCK)
+	@echo "installing packages, some minutes"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -q $(TORCH)
 	sed -n 's/^\([a-z0-9.-]*==[^ ]*\).*/\1/p' $(LOCK) > $(VENV)/constraints.txt

@@ -4,10 +4,11 @@
 #   .\install.ps1 -DryRun     prints the commands and runs none
 #
 # -Yes installs uv without asking, -Pip uses py or python with pip, not uv, -Extras NAMES (such as all), -Build NAME (cpu, or a
-# line of scripts/torch_builds.txt, whatever the driver). If scripts may not run: powershell -ExecutionPolicy Bypass -File install.ps1
+# line of scripts/torch_builds.txt, whatever the driver), -TorchFromPip takes PyTorch from the index that pip or uv is set up
+# with, not from download.pytorch.org. If scripts may not run: powershell -ExecutionPolicy Bypass -File install.ps1
 # Options are named: without this, --dry-run would be taken for the names of extras.
 [CmdletBinding(PositionalBinding = $false)]
-param([switch]$DryRun, [switch]$Yes, [switch]$Pip, [string[]]$Extras = @(), [string]$Build = "")
+param([switch]$DryRun, [switch]$Yes, [switch]$Pip, [switch]$TorchFromPip, [string[]]$Extras = @(), [string]$Build = "")
 $ErrorActionPreference = "Stop"
 Set-Location -LiteralPath $PSScriptRoot
 
@@ -59,7 +60,10 @@ function Find-Python {
     return $program
 }
 
-if ($Build) {
+if ($TorchFromPip) {
+    if ($Build) { throw "install.ps1: -Build and -TorchFromPip both choose the build of PyTorch. Leave one out" }
+    Write-Output "PyTorch: the build of your own package index, as asked for."
+} elseif ($Build) {
     if ($Build -ne "cpu" -and $Build -notin (Get-Builds).Name) { throw "install.ps1: -Build: $Build is not in scripts/torch_builds.txt" }
     Write-Output "PyTorch: the build $Build, as asked for."
 } else {
@@ -107,8 +111,25 @@ if ($Pip) {
     $install = @("uv", "pip", "install", "--python", $Python)
 }
 
+# Whether the index of PyTorch answers; the last words of pip name a version that was not found, also where it does not.
+function Test-Index {
+    $answers = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=20)"
+    $ErrorActionPreference = "Continue"
+    & $Python -c $answers "$Index/$Build/torch/" 2>$null
+    return -not $LASTEXITCODE
+}
+
 # torch first and alone, so that nothing else chooses its build
-Invoke-Step ($install + @("--index-url", "$Index/$Build", $torch))
+if ($TorchFromPip) {
+    Invoke-Step ($install + @($torch))
+} else {
+    try {
+        Invoke-Step ($install + @("--index-url", "$Index/$Build", $torch))
+    } catch {
+        if (Test-Index) { throw }
+        throw "install.ps1: PyTorch's index (download.pytorch.org) was not reached. With your own pip index: .\install.ps1 -TorchFromPip"
+    }
+}
 $package = "."
 if ($Extras) { $package = ".[$($Extras -join ',')]" }
 Invoke-Step ($install + @($package))

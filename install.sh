@@ -5,7 +5,8 @@
 #   ./install.sh --dry-run    prints the commands and runs none
 #
 # Options: --yes (installs uv without asking), --pip (uses python3 and pip, not uv), --extras NAMES (such as all),
-# --build NAME (cpu, or a line of scripts/torch_builds.txt, whatever the driver).
+# --build NAME (cpu, or a line of scripts/torch_builds.txt, whatever the driver), --torch-from-pip (takes PyTorch from
+# the index that pip or uv is set up with, not from download.pytorch.org).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
@@ -14,6 +15,7 @@ UV_INSTALLER=https://astral.sh/uv/install.sh
 dry_run=false
 yes=false
 use_pip=false
+torch_from_pip=false
 extras=
 build=
 
@@ -27,9 +29,10 @@ while [ $# -gt 0 ]; do
         --dry-run) dry_run=true ;;
         --yes) yes=true ;;
         --pip) use_pip=true ;;
+        --torch-from-pip) torch_from_pip=true ;;
         --extras) extras=${2:?--extras needs names, such as all}; shift ;;
         --build) build=${2:?--build needs a name, such as cpu}; shift ;;
-        -h | --help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        -h | --help) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 0 ;;
         *) fail "no such option: $1. See ./install.sh --help" ;;
     esac
     shift
@@ -66,7 +69,11 @@ choose_build() {
     echo cpu
 }
 
-if [ -n "$build" ]; then
+if $torch_from_pip; then
+    [ -z "$build" ] || fail "--build and --torch-from-pip both choose the build of PyTorch. Leave one out"
+    build=default
+    echo "PyTorch: the build of your own package index, as asked for."
+elif [ -n "$build" ]; then
     [ "$build" = cpu ] || grep -q "^$build " scripts/torch_builds.txt || fail "--build: $build is not in scripts/torch_builds.txt"
     echo "PyTorch: the build $build, as asked for."
 elif [ "$(uname -s)" = Darwin ]; then
@@ -98,7 +105,10 @@ if ! $use_pip && ! command -v uv >/dev/null; then
     if $yes; then
         answer=y
     elif [ -t 0 ] && ! $dry_run; then
-        read -r -p "Run its installer, $UV_INSTALLER? It writes to ~/.local/bin. [y/N] " answer
+        read -r -p "Run its installer, $UV_INSTALLER? It writes to ~/.local/bin. [y/N] " answer || {
+            echo
+            fail "no answer, so nothing was installed. ./install.sh --yes installs uv, and ./install.sh --pip goes without it"
+        }
     fi
     case "$answer" in
         y | Y | yes)
@@ -125,11 +135,20 @@ else
     install=(uv pip install --python .venv/bin/python)
 fi
 
+# pip's last words name a version that was not found, also where the index did not answer.
+explain_no_torch() {
+    local answers='import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=20)'
+    if .venv/bin/python -c "$answers" "$INDEX/$build/torch/" 2>/dev/null; then
+        fail "PyTorch was not installed; the reason is above"
+    fi
+    fail "PyTorch's index (download.pytorch.org) was not reached. With your own pip index: make demo, or ./install.sh --torch-from-pip"
+}
+
 # torch first and alone, so that nothing else chooses its build
 if [ "$build" = default ]; then
     run "${install[@]}" "$torch"
 else
-    run "${install[@]}" --index-url "$INDEX/$build" "$torch"
+    run "${install[@]}" --index-url "$INDEX/$build" "$torch" || explain_no_torch
 fi
 run "${install[@]}" ".${extras:+[$extras]}"
 run .venv/bin/videotune doctor

@@ -13,7 +13,9 @@ import numpy as np
 from plan_tables import print_rows, write_example_clip
 
 from videotune.commands.plan import plan
+from videotune.config.base_models import download_size
 from videotune.planner.gpus import find_card
+from videotune.presets.shipped import read_preset
 
 SECONDS = 6
 FPS = 24
@@ -75,6 +77,7 @@ def line_of(row: Row, clips: Path) -> str:
         f"{width}x{height}, {frames}",
         f"{host:.0f} GiB",
         hours_text(result["hours"] + result["hours_beside"]),
+        str(download_size(str(read_preset(row.preset)["base_model_name"])) or ""),
     )
     return f"| {' | '.join(cells)} |"
 

@@ -15,6 +15,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from difflib import get_close_matches
 from functools import cache
 from io import FileIO
 from pathlib import Path
@@ -64,6 +65,15 @@ def system_errors(path: Path) -> Iterator[None]:
         match = re.search(r"os error (\d+)", str(error))
         number = int(match[1]) if match else None
         raise OSError(number, f"cannot be written: {error}", str(path)) from error
+
+
+def near_paths(path: Path) -> list[str]:
+    """Return what lies beside a missing file or folder and has nearly its name."""
+    folder = path.parent
+    if path.exists() or not folder.is_dir():
+        return []
+    names = [entry.name for entry in folder.iterdir() if not entry.name.startswith(".")]
+    return [str(folder / name) for name in get_close_matches(path.name, names, 2)]
 
 
 def sync_folder(folder: Path) -> None:

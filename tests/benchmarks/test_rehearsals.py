@@ -119,7 +119,10 @@ def run_script(*words: str) -> subprocess.CompletedProcess[str]:
 def test_a_row_of_the_table_of_cards_is_what_the_planner_says_today() -> None:
     done = run_script("scripts/write_card_table.py", "3")
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.strip() in (ROOT / "README.md").read_text(encoding="utf-8")
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert done.stdout.strip() in page
+    hours = done.stdout.strip().split(" | ")[4]
+    assert f"*planned:* {hours} for 2,000 steps on an RTX 3060 of 12 GB" in page
 
 
 def test_a_row_of_wans_table_of_memory_is_what_the_planner_says_today() -> None:

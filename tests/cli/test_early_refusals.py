@@ -190,7 +190,8 @@ def test_a_missing_caption_is_refused_early_unless_it_is_allowed_or_a_copy(
     with pytest.raises(VideotuneError, match="1 clip has no usable caption") as error:
         refuse_missing_captions(missing, None)
     assert f"{captions[0]} does not exist" in str(error.value)
-    assert "--allow-skips 1. With --set missing_caption=empty" in str(error.value)
+    assert f"a text file such as {captions[0]} with the line" in str(error.value)
+    assert "--allow-skips 1.\nWith --set missing_caption=empty" in str(error.value)
 
     refuse_missing_captions(missing, "1")
     for value in ("empty", "skip"):
@@ -200,3 +201,10 @@ def test_a_missing_caption_is_refused_early_unless_it_is_allowed_or_a_copy(
     first, second = sorted((folder / "videos").iterdir())[:2]
     shutil.copy(second, first)
     refuse_missing_captions(missing, None)
+
+    second.unlink()
+    for caption in (folder / "captions").iterdir():
+        caption.unlink()
+    with pytest.raises(VideotuneError, match="5 clips have no usable caption") as error:
+        refuse_missing_captions(missing, None)
+    assert "--allow-skips" not in str(error.value), "no clip would be left"

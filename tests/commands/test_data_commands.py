@@ -69,7 +69,7 @@ def test_the_row_of_a_clip(
     cells = [cell.strip() for cell in row.strip("│ ").split("│")]
     assert cells[:8] == [
         "a.mp4",
-        "used, look",  # its pictures change as at a cut
+        "used, but look at it",  # its pictures change as at a cut
         "40 @ 16 = 2.50 s",
         "96x64",
         "40",
@@ -348,15 +348,15 @@ def test_serious_remarks_come_first_and_small_ones_on_request(
     assert check(odd) == DONE
     short = capsys.readouterr().out.splitlines()
     assert short[0].startswith("3 found: 3 used, 0 held out, 0 skipped (")
-    assert short[1].startswith("used, look: black.mp4: 100% of it is black")
-    assert short[2].startswith("used, look: frozen.mp4: ")
+    assert short[1].startswith("used, but look at it: black.mp4: 100% of it is black")
+    assert short[2].startswith("used, but look at it: frozen.mp4: ")
     assert len(short) <= 12
     assert max(map(len, short)) <= 80
     assert not any("upscaled" in line for line in short)
 
     check(odd, verbose=True)
     table = capsys.readouterr().out
-    assert re.search(r"│ black\.mp4 +│ used, look", table)
+    assert re.search(r"│ black\.mp4 +│ used, but look at it", table)
     assert re.search(r"│ usual\.mp4 +│ used  ", table)
     remarks = re.search(
         r"^black\.mp4: 100% of it is black(.|\n)*?upscaled", table, re.M
@@ -368,6 +368,50 @@ def test_serious_remarks_come_first_and_small_ones_on_request(
     serious = {Path(row["path"]).stem: bool(row["serious"]) for row in rows}
     assert serious == {"black": True, "frozen": True, "usual": False}
     assert all(row["warnings"][: len(row["serious"])] == row["serious"] for row in rows)
+
+
+def test_clips_without_captions_are_looked_at_too(
+    tmp_path: Path, settings: Overrides, capsys: Printed, monkeypatch: Patch
+) -> None:
+    """Black, frozen, cut and doubled ones are better removed than captioned."""
+    folder = tmp_path / "my clips"
+    usual = (
+        noise(1, 60, 90, seed=2) // 2
+        + np.arange(40, dtype=np.uint8)[:, None, None, None]
+    )
+    films = {
+        "black": np.zeros((40, 60, 90, 3), np.uint8),
+        "frozen": np.repeat(noise(1, 60, 90, seed=1), 40, axis=0),
+        "twin": usual,
+        "usual": usual[:-1],
+    }
+    for name, frames in films.items():
+        write_clip(folder / f"{name}.mp4", frames, 16)
+    monkeypatch.setenv("COLUMNS", "500")
+    odd = replace(settings, data=str(folder))
+    assert check(odd) == 1
+    printed = capsys.readouterr()
+    lines = printed.out.splitlines()
+    look = "skipped: no caption, but look at it: "
+    assert f"{look}black.mp4: 100% of it is black or one flat colour" in lines
+    assert any(line.startswith(f"{look}frozen.mp4: ") for line in lines)
+    assert f"{look}twin.mp4: looks nearly the same as usual.mp4" in lines
+    assert not any(
+        "looks nearly" in line for line in lines if "skipped: frozen" in line
+    )
+
+    example = folder / "black.txt"
+    assert f'a text file such as {example} with the line "a kitten' in printed.err
+    assert "--allow-skips" not in printed.err, "no clip would be left"
+    assert "folder of your clips" not in printed.err
+
+    # A clip that is used does not name one that is not.
+    (folder / "usual.txt").write_text("a film")
+    assert check(odd) == 1
+    printed = capsys.readouterr()
+    assert "usual.mp4: looks" not in printed.out
+    assert f"{look}twin.mp4: looks nearly the same as usual.mp4" in printed.out
+    assert "--allow-skips 3" in printed.err
 
 
 def test_many_clips_are_cut_short_and_numbers_sort_by_value(
@@ -544,7 +588,7 @@ def test_the_table_and_files_of_a_split(tmp_path: Path, capsys: Printed) -> None
     assert split(tmp_path / "in", tmp_path / "again") == SKIPPED
     printed = capsys.readouterr()
     assert "empty: the file has 0 bytes" in " ".join(printed.out.split())
-    assert "exit code 2" in printed.err
+    assert "not split; the table has" in printed.err
     assert (tmp_path / "again" / "film-scene-002.mp4").exists()
 
 

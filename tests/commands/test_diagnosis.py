@@ -177,7 +177,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("Performance tips: back up", {"config": {"save_every": 0, "backup_after": 0}}),
     ("The run has not come to its end", {"journal": GOOD[:20]}),
     (
-        "Poor quality: overfitting",  # it is to come, and nothing is measured
+        "Risk: clips are seen often",  # nothing is measured
         {
             "views": "risky",
             "journal": [line for line in GOOD if line["kind"] != "validation"],

@@ -213,4 +213,6 @@ def test_files_of_the_toy_are_called_so(
     (finished / "config.json").write_text(json.dumps(config))
 
     assert run("status", finished) == DONE
-    assert ("fit the toy" in capsys.readouterr().out) == base.startswith("asset:")
+    assert ("only with the toy model" in capsys.readouterr().out) == base.startswith(
+        "asset:"
+    )

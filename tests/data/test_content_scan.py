@@ -312,7 +312,7 @@ def test_the_same_shot_exported_again_is_one_source_and_a_near_duplicate(
     ]
     sources, notes = group_by_source(clips)
     assert sources == ["set/a"] * 4 + ["set/z"]
-    assert "4 file names come from 1 source" in notes[0]
+    assert "4 clips show 1 source video" in notes[0]
     assert near_duplicates(clips) == [(1, 0), (1, 2), (1, 3)]
 
 
@@ -460,7 +460,8 @@ def test_whole_videos_are_held_out_from_twenty_on() -> None:
     assert not any(few)
     assert [
         note.startswith(
-            "no clip is held out, so there is no verdict: 19 source videos, 20 are needed (57 clips"
+            "no clip is held out, so it cannot be told whether the model copies your clips: "
+            "19 source videos, 20 are needed (57 clips"
         )
         for note in notes
     ] == [True]

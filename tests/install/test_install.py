@@ -37,8 +37,10 @@ def program(folder: Path, name: str, script: str) -> None:
     path.chmod(0o755)
 
 
-def install(tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run a dry run with these programs only, and those that every system has."""
+def install(
+    tmp_path: Path, *options: str, dry_run: bool = True, stdin: int | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run with these programs only, and those that every system has."""
     folder = tmp_path / "bin"
     folder.mkdir(exist_ok=True)
     program(folder, "python3", f'exec {sys.executable} "$@"')
@@ -62,8 +64,19 @@ def install(tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
         for name in ("install.sh", "pyproject.toml", "scripts/torch_builds.txt"):
             shutil.copy(ROOT / name, clone / name)
     return subprocess.run(
-        [str(folder / "bash"), str(clone / "install.sh"), "--dry-run", *options],
-        env={"PATH": str(folder), "HOME": str(tmp_path)},
+        [
+            str(folder / "bash"),
+            str(clone / "install.sh"),
+            *(["--dry-run"] if dry_run else []),
+            *options,
+        ],
+        # Nothing answers at this proxy, so that no index is reached.
+        env={
+            "PATH": str(folder),
+            "HOME": str(tmp_path),
+            "https_proxy": "http://127.0.0.1:9",
+        },
+        stdin=stdin,
         capture_output=True,
         text=True,
         check=False,
@@ -167,9 +180,64 @@ def test_on_macos_the_index_of_pypi_has_the_build(tmp_path: Path) -> None:
     )
 
 
+def python_with_pip(tmp_path: Path, pip: str, other: str) -> None:
+    """Put a Python into the clone's environment, whose pip is a line of shell."""
+    install(tmp_path)  # makes the clone
+    environment = tmp_path / "clone" / ".venv" / "bin"
+    environment.mkdir(parents=True)
+    program(environment, "python", f'case "$*" in *pip*) {pip} ;; esac\n{other}')
+    program(environment, "videotune", "exit 0")
+
+
+def test_an_index_that_is_not_reached_is_named_with_the_two_ways_round_it(
+    tmp_path: Path,
+) -> None:
+    no_index = 'case "$*" in *--index-url*) exit 1 ;; esac; exit 0'
+    python_with_pip(tmp_path, no_index, f'exec {sys.executable} "$@"')
+
+    done = install(tmp_path, "--pip", dry_run=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "install.sh: PyTorch's index (download.pytorch.org) was not reached. "
+        "With your own pip index: make demo, or ./install.sh --torch-from-pip"
+    )
+    assert "Installed" not in done.stdout
+
+    done = install(tmp_path, "--pip", "--torch-from-pip", dry_run=False)
+    assert commands(done) == [
+        f".venv/bin/python -m pip --disable-pip-version-check install {TORCH}",
+        ".venv/bin/python -m pip --disable-pip-version-check install .",
+        ".venv/bin/videotune doctor",
+    ]
+    assert "Installed into .venv" in done.stdout
+
+
+def test_a_failure_beside_an_index_that_answers_is_left_to_pip(tmp_path: Path) -> None:
+    python_with_pip(tmp_path, "echo 'no room on the disk' >&2; exit 1", "exit 0")
+    done = install(tmp_path, "--pip", dry_run=False)
+    assert done.returncode == 1
+    assert "no room on the disk" in done.stderr
+    assert done.stderr.splitlines()[-1].endswith("the reason is above")
+
+
+def test_a_question_that_is_closed_without_an_answer_says_what_to_do(
+    tmp_path: Path,
+) -> None:
+    keyboard, terminal = os.openpty()
+    os.write(keyboard, b"\x04")  # Ctrl-D
+    done = install(tmp_path, dry_run=False, stdin=terminal)
+    os.close(terminal)
+    os.close(keyboard)
+    assert done.returncode == 1
+    assert "--yes installs uv" in done.stderr
+    assert "--pip goes without" in done.stderr
+    assert "+ " not in done.stdout
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        (("--build", "cpu", "--torch-from-pip"), "Leave one out"),
         (("--build", "cu999"), "is not in scripts/torch_builds.txt"),
         (("--build",), "--build needs a name"),
         (("--extras", ""), "--extras needs names"),
@@ -211,6 +279,8 @@ def test_install_ps1_reads_the_same_table_and_takes_the_same_steps() -> None:
         "--query-gpu=driver_version,compute_cap",
         "--format=csv,noheader",
         "pyproject.toml",
+        "PyTorch's index (download.pytorch.org) was not reached",
+        "import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=20)",
         "videotune studio    # in the browser; or in the terminal: videotune demo",
     ):
         assert text in shell

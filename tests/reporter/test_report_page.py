@@ -252,7 +252,7 @@ def test_a_bad_line_in_the_middle_is_noted_by_its_number_and_unknown_kinds_are_k
 def test_a_folder_without_a_run_is_an_error_and_gets_no_report(tmp_path: Path) -> None:
     (tmp_path / "holiday.mp4").write_bytes(b"")
     for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(VideotuneError, match=r"not a run folder.*journal\.jsonl"):
+        with pytest.raises(VideotuneError, match="not a run folder"):
             write_report(folder)
     assert [path.name for path in tmp_path.iterdir()] == ["holiday.mp4"]
 

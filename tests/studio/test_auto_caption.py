@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.dripping_server import dripping
 from tests.support.http_server import Handler, serving
+from videotune.captioning.offered_models import offered_models
 from videotune.studio import auto_caption, captions_edit, projects
 
 DATA = "/p/cats/data"
@@ -130,7 +131,7 @@ def test_a_server_inside_the_network_is_not_tested_for_a_visitor(
 
 
 def test_each_offered_model_says_what_it_takes() -> None:
-    rows = auto_caption.models()
+    rows = offered_models()
     assert len(rows) == 3
     needs = [row["memory_gb"] for row in rows]
     assert needs == sorted(needs)

@@ -68,7 +68,7 @@ def test_no_message_of_the_package_keeps_an_option() -> None:
             "Add clips, or choose “Keep aside” for some",
         ),
         (
-            "captions were not counted in tokens: the base model has no tokenizer.json here",
+            "captions were not counted in tokens: the base model's tokenizer is not on this machine yet",
             "The tokens of the captions are estimated from their words.",
         ),
         ("a -- b", "a -- b"),

@@ -16,10 +16,11 @@ from videotune.cli.options import (
     Opt,
     Skips,
     Verbose,
+    next_command,
     takes_config,
 )
 from videotune.console import answer, doing, echo, out, print_table, tell, width
-from videotune.errors import DONE
+from videotune.errors import DONE, VideotuneError
 from videotune.job.shown_notes import remember
 from videotune.text import (
     counted,
@@ -117,35 +118,53 @@ def check(
 
         paths = [contact_sheet / "index.html", *written_sheets(contact_sheet)]
         echo(f"pictures: {some([str(path) for path in paths])}")
-    raise typer.Exit(explain_exit_code(result, allow_skips))
+    exit_code = explain_exit_code(result, allow_skips)
+    if exit_code == DONE and not as_json:
+        echo(f"next: {_command_after_check(result, overrides, allow_skips)}")
+    raise typer.Exit(exit_code)
+
+
+def _command_after_check(
+    result: CheckResult, overrides: Overrides, allow_skips: str | None
+) -> str:
+    """Return the command that comes next: a plan, or without a model the list of them."""
+    if result.assumed:
+        return "choose a preset: videotune presets list --card NAME"
+    skips = [] if allow_skips is None else ["--allow-skips", allow_skips]
+    return next_command("plan", overrides, *skips)
 
 
 def explain_exit_code(result: CheckResult, allow_skips: str | None) -> int:
     """Return the exit code; print its reason if it is not 0."""
-    # reads clips: not for --help
+    # they read clips: not for --help
+    from videotune.commands.check import uncaptioned_example
+    from videotune.data.candidates import caption_advice
     from videotune.job.job import crop_blocker, refuse_skips
 
     account = result.account
     skipped = account["skipped"]
     crop = crop_blocker(result.job)
     if crop is not None:
-        echo(f"{crop} (exit code 2)")
+        echo(crop)
     elif skipped and account["blockers"]:
         for blocker in account["blockers"]:
             echo(blocker)
+        example = uncaptioned_example(result.job)
+        if example is not None:
+            echo(caption_advice(example))
         _echo_other_skips(result)
         if account["used"]:
             them = "it" if skipped == 1 else "them"
             echo(f"--allow-skips {skipped} trains without {them}")
-        else:
-            echo("nothing here can be trained on: is it the folder of your clips?")
     elif skipped and allow_skips is not None:
         refuse_skips(result.job, allow_skips)
         return DONE
+    elif skipped and not account["used"]:
+        echo("nothing here can be trained on; the reasons are above")
     elif skipped:
         clips = counted_are(skipped, "clip")
         echo(
-            f"{clips} skipped (exit code 2), so a training does not start. "
+            f"{clips} skipped, so a training does not start. "
             f"--allow-skips {skipped} starts it without"
         )
     return result.exit_code
@@ -199,7 +218,9 @@ def show_sound(result: CheckResult) -> None:
 
 def show_summary(result: CheckResult, rows: Sequence[Mapping[str, Any]]) -> None:
     """Print skipped clips, serious remarks, the buckets, and two notes."""
-    skipped = {row["clip"]: row["notes"] for row in rows if row["skipped"]}
+    from videotune.commands.check import UNCOUNTED
+
+    skipped = {row["clip"]: row["problem"] for row in rows if row["skipped"]}
     show_first("skipped", skipped)
     serious = [row for row in rows if row["serious"]]
     for state in dict.fromkeys(row["state"] for row in serious):
@@ -217,7 +238,12 @@ def show_summary(result: CheckResult, rows: Sequence[Mapping[str, Any]]) -> None
         grouping = "of" if len(buckets) == 1 else f"in {len(buckets)} buckets, largest"
         tell(f"{windows} {grouping} {shape}")
 
-    notes = list(dict.fromkeys((*result.job.notes, *result.account["notes"])))
+    # How captions are counted asks nothing of the user.
+    notes = [
+        note
+        for note in dict.fromkeys((*result.job.notes, *result.account["notes"]))
+        if not note.startswith(UNCOUNTED)
+    ]
     for note in notes[:NOTES]:
         tell(f"note: {note}")
     remember(result.job.cache, notes[:NOTES])
@@ -350,19 +376,21 @@ def clip_row(job: Job, clip: dict[str, Any]) -> dict[str, Any]:
     if clip["frames_cut"]:
         frames_used = f"{clip['frames']} ({clip['frames_cut']} cut)"
     notes = [*clip["warnings"], *clip["notes"]]
-    if clip["detail"]:
+    problem = ""
+    if clip["reason"]:
         detail = clip["detail"]
         for root in job.library.roots:
             detail = detail.replace(f"{root}/", "")
-        reason = reason_words(clip["reason"])
-        notes.insert(0, f"{reason}: {detail}" if clip["reason"] else detail)
+        problem = f"{reason_words(clip['reason'])}: {detail}"
+        notes.insert(0, problem)
 
     state = state_words(clip)
     return {
         "clip": short_path(clip["path"], job.library.roots),
         "skipped": clip["reason"] is not None,
+        "problem": problem,
         "serious": "; ".join(clip["serious"]),
-        "state": f"{state}, look" if clip["serious"] else state,
+        "state": f"{state}, but look at it" if clip["serious"] else state,
         "source": source,
         "pixels": f"{clip['width']}x{clip['height']}" if clip["width"] else "",
         "frames": clip["model_frames"],
@@ -376,7 +404,7 @@ def clip_row(job: Job, clip: dict[str, Any]) -> dict[str, Any]:
 
 Purpose = Literal["general", "style", "character", "motion"]
 Model = Annotated[
-    str,
+    str | None,
     Opt(
         help="the name of a server's model, or a transformers folder or Hub id to run here"
     ),
@@ -414,7 +442,7 @@ DryRun = Annotated[
 @takes_config
 def caption(
     overrides: Overrides,
-    model: Model,
+    model: Model = None,
     endpoint: Endpoint = None,
     key_env: KeyVariable = "OPENAI_API_KEY",
     workers: Workers = 4,
@@ -429,6 +457,11 @@ def caption(
     as_json: AsJson = False,
 ) -> None:
     """Let a vision-language model write the captions that clips lack."""
+    if not model:
+        from videotune.captioning.offered_models import advice
+
+        raise VideotuneError(advice())
+
     from videotune.commands.caption import CaptionOptions
     from videotune.commands.caption import caption as caption_clips
 

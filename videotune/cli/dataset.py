@@ -62,9 +62,7 @@ def dataset_split(
 
     broken = sum(file.problem is not None for file in files)
     if broken:
-        echo(
-            f"{counted_are(broken, 'file')} not split (exit code 2); the table has the reasons"
-        )
+        echo(f"{counted_are(broken, 'file')} not split; the table has the reasons")
         raise typer.Exit(SKIPPED)
 
 
@@ -191,6 +189,6 @@ def show_controls(controls: Sequence[ControlClip]) -> dict[str, Any]:
         say(f"{clips} {verb} in {folder}{earlier_note}")
 
     if skipped:
-        echo(f"{counted_are(len(skipped), 'clip')} skipped (exit code 2)")
+        echo(f"{counted_are(len(skipped), 'clip')} skipped")
         return {"exit_code": SKIPPED}
     return {}

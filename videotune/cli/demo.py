@@ -43,9 +43,9 @@ def show(result: CheckResult | PlanResult | TrainResult) -> None:
     from videotune.commands.plan import PlanResult
 
     if isinstance(result, CheckResult):
-        show_account(result, verbose=True)
+        show_account(result)
     elif isinstance(result, PlanResult):
-        show_plan(result, verbose=True)
+        show_plan(result)
     else:
         show_training(result)
 
@@ -72,17 +72,27 @@ def show_demo(out: Path, result: dict[str, Any]) -> None:
     difference = result["same_frames"]["max_difference"]
     print(f"{result['clips_used']} clips, {result['steps']} steps, {seconds} in all")
     print(
-        f"our frames and those of diffusers with the export differ by {difference} of 255"
+        "diffusers with the exported file draws the frames that videotune draws, to "
+        f"{difference} of 255 grey levels"
     )
 
     files = {
         "report": out / "run" / "report.html",
         "picture": out / "before_after.png",
         "LoRA": Path(result["lora"]),
+        "ComfyUI": _for_comfyui(Path(result["lora"])),
         "figures": out / "demo.json",
     }
     for name, path in files.items():
         print(f"{name + ':':9} {path}")
+    print("the LoRA works only with the toy model; a real model's goes the same way")
+    print("next, your own clips: videotune check FOLDER --preset NAME")
+    print("                      videotune presets list --card NAME: the presets")
+
+
+def _for_comfyui(lora: Path) -> Path:
+    """Return the file with ComfyUI's names beside the one for diffusers."""
+    return lora.with_name(f"{lora.stem}-comfyui{lora.suffix}")
 
 
 def shares(samples: dict[str, Any]) -> tuple[str, str]:

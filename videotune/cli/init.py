@@ -2,67 +2,37 @@
 model.
 """
 
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from videotune import console
+from videotune.cli.init_questions import (
+    ChosenCard,
+    ask_card,
+    ask_data,
+    ask_model,
+    ask_purpose,
+    is_there,
+    parse_card,
+)
 from videotune.cli.options import Arg, Opt
-from videotune.console import doing, echo, print_table
+from videotune.console import doing, echo
 from videotune.errors import VideotuneError
 from videotune.files import write_text
+from videotune.planner.preset_fits import best_preset
 from videotune.presets.recipes import (
     config_of,
     find_model,
-    models,
-    preset_for,
     presets_of,
     recipe,
     recipes,
 )
 from videotune.presets.shipped import preset_card
-
-UNKNOWN_CARD = 1_000_000
-"""Memory in GB of a card that nobody named: every preset fits it."""
-
-
-@dataclass(frozen=True)
-class ChosenCard:
-    """The card that a user named."""
-
-    gigabytes: int
-    """0: unknown."""
-
-    name: str = ""
-    """As the list of cards has it; empty if only the memory was given."""
-
-    @property
-    def option(self) -> str:
-        """The card as the option --card of other commands takes it."""
-        return self.name or f"{self.gigabytes} GB"
-
-
-def parse_card(text: str | None) -> ChosenCard | None:
-    """Return the card that is given by its memory or its name; 0: unknown."""
-    if text is None:
-        return None
-    if text.strip() == "0":
-        return ChosenCard(0)
-    from videotune.planner.gpus import memory_or_card
-
-    try:
-        card = memory_or_card(text)
-    except VideotuneError as error:
-        message = str(error).replace("--vram GB", "--card GB")
-        raise VideotuneError(message) from error
-    if isinstance(card, float):
-        return ChosenCard(int(card))
-    return ChosenCard(card.vram >> 30, card.name)
-
 
 CardOption = Annotated[
     ChosenCard | None,
@@ -122,18 +92,19 @@ def init(
         if not _needs_card(model) and card is None:
             missing.remove("--card")
 
+    if purpose is not None:
+        recipe(purpose)  # refuses an unknown one before the first question
     with _answers_as_options(missing):
-        if purpose is None:
-            purpose = _ask_purpose()
-        recipe(purpose)  # refuses an unknown purpose before the next question
-        if model is None:
-            model = _ask_model()
         if card is None:
-            card = _ask_card() if _needs_card(model) else ChosenCard(0)
-        preset = preset_for(model, card.gigabytes or UNKNOWN_CARD)
+            needs_card = model is None or _needs_card(model)
+            card = ask_card() if needs_card else ChosenCard(0)
+        if purpose is None:
+            purpose = ask_purpose()
+        if model is None:
+            model = ask_model(card.gigabytes)
+        preset = best_preset(model, card.gigabytes)
 
-        data = data or str(typer.prompt("Where are the clips?"))
-        data = _absolute_if_local(data)
+        data = _absolute_if_local(data or ask_data())
         if trigger is None:
             question = "Which word is used for it in captions? Empty: none"
             trigger = typer.prompt(question, default="", show_default=False)
@@ -141,6 +112,8 @@ def init(
     config = _config_for(purpose, preset, data, trigger=trigger, prior=prior, card=card)
     write_text(target, config)
     console.out(target)
+    if not is_there(data):
+        echo(f"note: there is no folder {data} yet")
     _print_next_commands(target, card if preset_card(preset) else ChosenCard(0))
 
 
@@ -176,9 +149,13 @@ def _print_next_commands(config: Path, card: ChosenCard) -> None:
     # A run's files have its name, also beside those of other folders.
     run = config.parent / f"{config.parent.absolute().name}-1"
     of_card = f' --card "{card.option}"' if card.gigabytes else ""
-    echo(f"videotune check {config}")
-    echo(f"videotune plan {config}{of_card}")
-    echo(f"videotune train {config} --out {run}")
+    echo("next:")
+    for command in (
+        f"check {shlex.quote(str(config))}",
+        f"plan {shlex.quote(str(config))}{of_card}",
+        f"train {shlex.quote(str(config))} --out {shlex.quote(str(run))}",
+    ):
+        echo(f"  videotune {command}")
 
 
 @contextmanager
@@ -195,47 +172,6 @@ def _answers_as_options(names: Sequence[str]) -> Iterator[None]:
         raise VideotuneError(
             f"stopped at a question. Give the answers as options: {missing}"
         ) from None
-
-
-def _ask_purpose() -> str:
-    rows = [[name, entry["about"]] for name, entry in recipes().items()]
-    print_table("purposes", ["purpose", "teaches"], rows)
-    return str(typer.prompt("What is to be learnt?", default="concept"))
-
-
-def _ask_model() -> str:
-    rows = []
-    for name, presets in models().items():
-        cards = [f"{gb}GB" for preset in presets if (gb := preset_card(preset))]
-        rows.append([name, ", ".join(cards)])
-    print_table("models", ["model", "cards"], rows)
-    return str(typer.prompt("Which model?", value_proc=_model_answer))
-
-
-def _model_answer(text: str) -> str:
-    """Return the model that an answer names, or let the question be put again."""
-    try:
-        return find_model(text)
-    except VideotuneError as error:
-        raise typer.BadParameter(str(error)) from error
-
-
-def _ask_card() -> ChosenCard:
-    question = "The GPU: its memory in GB, or its name? 0: unknown"
-    card: ChosenCard = typer.prompt(question, default="0", value_proc=_card_answer)
-    return card
-
-
-def _card_answer(text: str) -> ChosenCard | None:
-    """Return the card of an answer, or let the question be put again."""
-    try:
-        return parse_card(text)
-    except VideotuneError as error:
-        # The user answers a question here, and gives no option.
-        message = str(error).removeprefix("--card ").replace(": --card GB", " in GB")
-        raise typer.BadParameter(
-            message.replace(" with --card GB", " in GB")
-        ) from error
 
 
 def _needs_card(model: str) -> bool:

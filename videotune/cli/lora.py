@@ -101,7 +101,10 @@ def lora_inspect(
     show_scales(report["modules"])
     programs = [program_cells(program) for program in report["programs"]]
     columns = ["program", "reads it with scale", "strength to set"]
-    print_table("programs", columns, programs)
+    # No other program has the toy; the table is right about the names all the same.
+    is_toy = str(report["trained_on"] or "").startswith("asset:")
+    title = "programs that read these names" if is_toy else "programs"
+    print_table(title, columns, programs)
     if every:
         show_modules(report["modules"])
     if report["metadata"]:

@@ -25,7 +25,7 @@ from videotune.cli.export import card, export, publish, report
 from videotune.cli.init import init, tiny
 from videotune.cli.interop import autopsy, import_config
 from videotune.cli.lora import lora_app
-from videotune.cli.options import Opt, with_json
+from videotune.cli.options import Command, Opt, with_json, without_types_of_flags
 from videotune.cli.plan import plan
 from videotune.cli.presets import config_app, presets_app, show_schema
 from videotune.cli.queue import queue_app, sweep
@@ -119,6 +119,8 @@ for group in (app, *GROUPS.values()):
     for registered in group.registered_commands:
         if registered.callback not in WITHOUT_JSON_OPTION:
             registered.callback = with_json(registered.callback)  # type: ignore[arg-type]
+        without_types_of_flags(registered.callback)
+        registered.cls = Command
         # Typer would break the lines of --help where the docstring's lines end
         registered.help = unwrapped(registered.callback.__doc__ or "")
 
@@ -157,8 +159,9 @@ def main() -> None:
     except TyperException as error:
         # exit code 1: 2 would say that something was skipped
         if error.format_message().strip():  # a bare `videotune` has shown its help
-            command = getattr(getattr(error, "ctx", None), "command_path", "videotune")
-            _print_error(f"{error.format_message()}  See `{command} --help`.")
+            from videotune.cli.usage_errors import usage_error_text
+
+            _print_error(usage_error_text(error, sys.argv[1:]))
     except VideotuneError as error:
         _print_error(str(error))
         sys.exit(error.exit_code)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import replace
 from inspect import Parameter, Signature, signature
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 from typer import Argument as Arg
 from typer import Option as Opt
+from typer.core import TyperCommand
+from typer.models import OptionInfo
 
 from videotune import console
 from videotune.errors import VideotuneError
@@ -60,6 +64,14 @@ Source = Annotated[
     Arg(
         metavar="CLIPS|CONFIG",
         help="the clips, the same as --data; or a config file, the same as --config",
+    ),
+]
+HeldOut = Annotated[
+    str | None,
+    Opt(
+        "--held-out",
+        metavar="FOLDER",
+        help="clips that are measured and never trained, to see whether the model copies",
     ),
 ]
 BaseOption = Annotated[
@@ -165,22 +177,63 @@ def _read_overrides(
     base: BaseOption = None,
     models_folder: ModelsFolder = None,
     data: Data = None,
+    held_out: HeldOut = None,
     sets: Sets = None,
     offline: Offline = False,
 ) -> Overrides:
     """Return the values of the argument, --preset, --config, --family, --base,
-    --models-folder, --data and every --set, checked before a library of models is imported.
+    --models-folder, --data, --held-out and every --set, checked before a library of
+    models is imported.
     """
     from videotune.job.overrides import Overrides, check_settings
 
     if models_folder is not None and not models_folder.is_dir():
         raise VideotuneError(f"--models-folder: no such folder: {models_folder}")
     overrides = Overrides(
-        preset, config, family, data, tuple(sets or ()), base, models_folder
+        preset,
+        config,
+        family,
+        data,
+        held_out,
+        tuple(sets or ()),
+        base,
+        models_folder,
     )
     overrides = _with_source(overrides, source)
     check_settings(overrides)
     return overrides
+
+
+def next_command(name: str, overrides: Overrides, *further_options: str) -> str:
+    """Return a command with the clips, the model and the settings of this one."""
+    arguments = [name]
+    if isinstance(overrides.config, Path):
+        arguments.append(str(overrides.config))
+    if overrides.data is not None:
+        arguments += ["--data"] if len(arguments) > 1 else []
+        arguments.append(overrides.data)
+
+    options = {
+        "--preset": overrides.preset,
+        "--family": overrides.family,
+        "--base": overrides.base,
+        "--held-out": overrides.held_out,
+    }
+    for option, value in options.items():
+        if value is not None:
+            arguments += [option, value]
+    for setting in overrides.sets:
+        arguments += ["--set", setting]
+    return " ".join(["videotune", *map(_quoted, [*arguments, *further_options])])
+
+
+def _quoted(argument: str) -> str:
+    """Quote an argument as every shell takes it, Windows' too, if it needs that."""
+    if re.fullmatch(r"[\w@%+=:,./~-]+", argument):
+        return argument
+    if not re.search(r'["$`\\!]', argument):
+        return f'"{argument}"'
+    return shlex.quote(argument)
 
 
 def _with_source(overrides: Overrides, source: str | None) -> Overrides:
@@ -228,6 +281,26 @@ def with_json(command: Callable[..., Any]) -> Callable[..., Any]:
 
     json_option = Parameter("as_json", Parameter.KEYWORD_ONLY, default=False)
     return as_command(run, command, (*parameters.values(), json_option), hints)
+
+
+class Command(TyperCommand):
+    """A command whose --help names no type behind --help itself."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """Return the option --help."""
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.metavar = ""
+        return option
+
+
+def without_types_of_flags(command: Callable[..., Any]) -> None:
+    """Let --help name no type behind an option that takes no value."""
+    for hint in get_type_hints(command, include_extras=True).values():
+        value_type, *metadata = get_args(hint) or (hint,)
+        for option in metadata:
+            if value_type is bool and isinstance(option, OptionInfo):
+                option.metavar = ""
 
 
 def _recorded(command: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from videotune.cli.options import AsJson, Skips, Verbose, takes_config
+from videotune.cli.options import AsJson, Skips, Verbose, next_command, takes_config
 from videotune.cli.plan_cluster import between_text, show_simulation
+from videotune.cli.plan_model import show_download, show_licence, show_model
 from videotune.cli.plan_options import (
     CardOption,
     GpusOption,
@@ -35,11 +36,11 @@ from videotune.cli.plan_verdict import (
     verdict,
 )
 from videotune.cli.plan_views import fewer_steps
-from videotune.console import answer, doing, out, print_table, size, tell
+from videotune.console import answer, doing, echo, out, print_table, size, tell
+from videotune.errors import DONE
 from videotune.job.shown_notes import remember
 from videotune.latent_cache.view_bands import views_text
 from videotune.text import counted, memory_size, plain, shape_words, times_between
-from videotune.user_settings import has_accepted
 
 if TYPE_CHECKING:
     from videotune.commands.plan import PlanResult
@@ -54,6 +55,10 @@ NOTES = 2
 
 SHORT_HOURS = 1 / 60
 """Hours of encoding that are printed only with --verbose."""
+
+
+DEFAULT_OUT = Path("run")
+"""The run folder whose disk is meant if none is named."""
 
 
 @takes_config
@@ -73,7 +78,7 @@ def plan(
     simulate: SimulateOption = False,
     schedule: ScheduleOption = None,
     storage: StorageOption = None,
-    run: OutOption = Path("run"),
+    run: OutOption = DEFAULT_OUT,
 ) -> None:
     """Show a run's steps, views of each clip, memory, time and disk.
 
@@ -112,6 +117,10 @@ def plan(
     if price is not None:
         result.plan["price"] = priced(result.plan, price)
     answer(as_json, result.plan, lambda _: show_plan(result, verbose=verbose))
+    if result.exit_code == DONE and not as_json:
+        skips = [] if allow_skips is None else ["--allow-skips", allow_skips]
+        out = "runs/first" if run == DEFAULT_OUT else str(run)
+        echo(f"next: {next_command('train', overrides, '--out', out, *skips)}")
     raise typer.Exit(result.exit_code)
 
 
@@ -148,6 +157,7 @@ def show_summary(result: PlanResult) -> None:
     facts = result.plan
     show_model(result.job.spec.title, facts)
     show_licence(facts)
+    show_download(facts)
     clips = "{used} used, {held_out} held out, {skipped} skipped"
     line = f"clips: {clips.format_map(facts['clips'])}"
     shape = bucket_words(facts["buckets"][0])
@@ -196,6 +206,7 @@ def show_details(result: PlanResult) -> None:
         model += f" on {result.job.base.name}"
     show_model(model, facts)
     show_licence(facts)
+    show_download(facts)
     show_buckets(facts)
     show_views(facts["views"])
     _show_fewer_steps(result)
@@ -224,23 +235,10 @@ def show_notes(job: Job, notes: Sequence[str]) -> None:
     remember(job.cache, notes)
 
 
-def show_model(model: str, facts: Mapping[str, Any]) -> None:
-    """Print the model and the number of steps."""
-    samples = counted(facts["effective_batch"], "sample")
-    tell(f"{model}: {counted(facts['steps'], 'step')} of {samples}")
-
-
 def bucket_words(bucket: Mapping[str, Any]) -> str:
     """Return the shape of a bucket's samples, and whether they have sound."""
     shape = shape_words(bucket["shape"])
     return f"{shape}, with sound" if bucket["sound"] else shape
-
-
-def show_licence(facts: Mapping[str, Any]) -> None:
-    """Print the base model's licence if it has to be accepted before a run."""
-    licence = facts["licence"]
-    if licence and not has_accepted(licence["terms"]):
-        tell(f"licence to accept before the run: {licence['name']}: {licence['terms']}")
 
 
 def show_sound(facts: Mapping[str, Any]) -> None:
@@ -493,6 +491,8 @@ def overhead_text(overhead: Mapping[str, Any]) -> str:
     if readings:
         windows = readings["held_out_windows"] + readings["training_windows"]
         validations = f"{counted(readings['count'], 'validation')} of {counted(windows, 'window')}"
+        if not readings["held_out_windows"]:
+            validations += " of training clips"
         parts.append(f"{validations} {readings['share']:.1%}")
 
     previews = overhead["previews"]
@@ -508,9 +508,9 @@ def overhead_text(overhead: Mapping[str, Any]) -> str:
 
     forgetting = overhead["forgetting"]
     if forgetting:
-        count = counted(forgetting["count"], "reading")
+        count = counted(forgetting["count"], "comparison")
         share = forgetting["share"]
-        parts.append(f"{count} of what the base model loses {share:.1%}")
+        parts.append(f"{count} with the base model on other prompts {share:.1%}")
 
     if not parts:
         return ""

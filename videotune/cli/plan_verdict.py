@@ -57,7 +57,7 @@ def _fit_text(facts: Mapping[str, Any]) -> str:
     elif facts["verdict"] == "tight":
         text = f"it is tight on {card}: {need} of {total}, so close other programs"
     else:
-        text = f"it does not fit {card}: it needs {need} of {total}"
+        text = f"it does not fit {card}: {device['phase']} needs {need} of {total}"
 
     if facts["processes"]:
         text += f", {processes_text(facts['processes'])}"

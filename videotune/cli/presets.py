@@ -1,11 +1,12 @@
 """``videotune presets`` and ``videotune config``: presets, and every key of a config."""
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from videotune.cli.options import Arg, AsJson
+from videotune.cli.options import Arg, AsJson, Opt
+from videotune.config.base_models import download_size
 from videotune.config.nested_keys import flatten
 from videotune.console import echo, print_json, print_table, tell
 from videotune.presets.recipes import display_name
@@ -28,18 +29,67 @@ config_app = typer.Typer(
 METHODS = {"FINE_TUNE": "all weights", "EMBEDDING": "new tokens"}
 
 
+PresetCard = Annotated[
+    str | None,
+    Opt(
+        "--card",
+        help="mark which presets fit this card, by its name or memory, those first",
+    ),
+]
+
+
 @presets_app.command("list")
-def list_presets() -> None:
+def list_presets(card: PresetCard = None) -> dict[str, Any] | None:
     """List presets: names, models, and memory of the cards that they are for."""
+    if card is not None:
+        return _list_for_card(card)
     rows = []
     for name in preset_names():
-        settings = read_preset(name)
-        card = preset_card(name)
-        method = METHODS.get(settings.get("training_method", ""), "LoRA")
-        rows.append([name, display_name(name), method, f"{card} GB" if card else "any"])
-    print_table("presets", ["preset", "model", "trains", "card"], rows)
-    tell("Memory is calculated, see `videotune plan`.")
+        memory = preset_card(name)
+        cells = [name, display_name(name), _method(name)]
+        rows.append([*cells, f"{memory} GB" if memory else "any", _download(name)])
+    columns = ["preset", "model", "trains", "card", "base model"]
+    print_table("presets", columns, rows)
+    tell("Memory is calculated, see `videotune plan`. The base model is a download.")
+    tell("`videotune presets list --card NAME`: which of them fit your card.")
     tell("`videotune presets show NAME`: every setting, and why.")
+    return None
+
+
+def _list_for_card(text: str) -> dict[str, Any]:
+    """Print the presets with their fit on a card, those that fit first."""
+    from videotune.planner.gpus import memory_or_card
+    from videotune.planner.preset_fits import fit_of, fit_words, rank_of
+
+    card = memory_or_card(text)
+    gigabytes = card if isinstance(card, float) else card.vram / 2**30
+    name = f"{card:g} GB" if isinstance(card, float) else card.name
+    fits = {preset: fit_of(preset, gigabytes) for preset in preset_names()}
+    presets = sorted(fits, key=lambda preset: rank_of(fits[preset]))
+
+    rows = []
+    for preset in presets:
+        fit = fits[preset]
+        time = fit.time if fit else ""
+        cells = [preset, _method(preset), fit_words(fit), time, _download(preset)]
+        rows.append(cells)
+    columns = ["preset", "trains", f"on {name}", "hours", "base model"]
+    print_table("presets", columns, rows)
+    tell(
+        f"Calculated for clips of eight seconds on known cards of such memory, not "
+        f'measured; for your clips: videotune plan CLIPS --preset NAME --card "{name}"'
+    )
+    fit_by_preset = {preset: fit_words(fit) for preset, fit in fits.items()}
+    return {"card": name, "fits": fit_by_preset}
+
+
+def _method(preset: str) -> str:
+    return METHODS.get(read_preset(preset).get("training_method", ""), "LoRA")
+
+
+def _download(preset: str) -> str:
+    size = download_size(str(read_preset(preset)["base_model_name"]))
+    return "" if size is None else str(size)
 
 
 @presets_app.command("show")
@@ -49,6 +99,9 @@ def show_preset(name: Annotated[str, Arg(help="the preset")]) -> None:
     values = flatten(read_preset(name))
     reasons = preset_reasons(name)
     echo(f"{preset_named(name)}: {preset_about(name)}")
+    download = download_size(str(read_preset(name)["base_model_name"]))
+    if download is not None:
+        echo(f"base model: {download} to download, once")
     for key, value in values.items():
         echo(f"  {key} {json.dumps(value)}: {reasons.get(key, 'no reason is given')}")
 

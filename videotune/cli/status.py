@@ -87,12 +87,14 @@ def _show_runs(runs: Sequence[RunOverview]) -> None:
         program = "diffusers and others"
         if "-comfyui" in path.name:
             program = f"ComfyUI{place_of(path.name)}"
-        mark = "recommended, " if newest.is_recommended(step) else ""
+        is_recommended = newest.is_finished and newest.is_recommended(step)
+        mark = "recommended, " if is_recommended else "exported, "
         print(f"{mark}for {program}: {path}")
-    if newest.recommended is not None and newest.recommended_why:
+    is_named = newest.is_finished and newest.recommended is not None
+    if is_named and newest.recommended_why:
         tell(f"step {newest.recommended} is recommended: {newest.recommended_why}")
     if newest.exports and newest.is_toy:
-        print("the files fit the toy alone: no other program has it")
+        print("these files work only with the toy model")
 
     going_well = ("done", "early", "running")
     for run in others:

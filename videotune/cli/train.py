@@ -298,9 +298,9 @@ def show_training(result: TrainResult) -> None:
     if experts_note:
         echo(experts_note)
     if result.exports and result.is_toy:
-        echo("the files fit the toy alone: no other program has it")
+        echo("these files work only with the toy model")
         echo(
-            "the toy draws moving shapes alone: with filmed clips it shows how a run goes, "
+            "the toy draws only moving shapes: with filmed clips it shows how a run goes, "
             "not what a real model learns of them"
         )
     if not result.exports:

@@ -8,6 +8,7 @@ from typing import Any
 from videotune.console import echo
 from videotune.data.clip_table import map_rows
 from videotune.data.dataset import to_json
+from videotune.data.layouts import expected_captions_folder
 from videotune.data.remarks import Remark, codes_of
 from videotune.errors import DONE, FAILED, SKIPPED
 from videotune.job.job import Job, crop_blocker, open_job, with_views
@@ -21,6 +22,9 @@ from videotune.models.registry import find
 from videotune.reporter.contact_sheet import contact_sheet as write_contact_sheet
 
 DEFAULT_PRESET = "toy"
+
+UNCOUNTED = "captions were not counted in tokens"
+"""How the note begins that nothing was counted."""
 
 COUNTED_TOGETHER = 50_000
 """Clips whose captions are counted in tokens at once."""
@@ -92,10 +96,22 @@ def blockers(job: Job) -> list[str]:
     if not uncaptioned or job.config.missing_caption != "error":
         return []
     clips = "1 clip has" if uncaptioned == 1 else f"{uncaptioned} clips have"
-    return [
-        f"{clips} no usable caption, which ends a training before it begins: write it, "
-        "or let `videotune caption` write it"
-    ]
+    return [f"{clips} no usable caption, which ends a training before it begins"]
+
+
+def uncaptioned_example(job: Job) -> Path | None:
+    """Return the text file that a clip without a caption lacks, or None if each clip has
+    one.
+    """
+    for path, reason, _ in job.library.skipped:
+        if reason.endswith("_caption"):
+            root = next(
+                (root for root in job.library.roots if Path(path).is_relative_to(root)),
+                Path(path).parent,
+            )
+            folder = expected_captions_folder(root, Path(path).parent)
+            return folder / Path(path).with_suffix(".txt").name
+    return None
 
 
 def with_unused_sound(job: Job, account: dict[str, Any]) -> dict[str, Any]:
@@ -165,12 +181,9 @@ def with_cut_captions(job: Job, account: dict[str, Any]) -> dict[str, Any]:
     if too_long is None:
         reason = "no base model is named"
         if job.base:
-            reason = "the base model has no tokenizer.json here"
-        note = f"captions were not counted in tokens: {reason}"
-        return account | {
-            "notes": [*account["notes"], note],
-            "note_codes": [*account["note_codes"], ""],
-        }
+            reason = "the base model's tokenizer is not on this machine yet"
+        notes = [*account["notes"], f"{UNCOUNTED}: {reason}"]
+        return account | {"notes": notes, "note_codes": codes_of(notes)}
 
     def with_warning(row: dict[str, Any]) -> dict[str, Any]:
         tokens = too_long.get(row["path"], 0)

@@ -12,8 +12,8 @@ from videotune.data.file_checks import ClipProblem
 from videotune.data.images import IMAGE_SUFFIXES
 from videotune.data.layouts import RUN_FILES, read_folder
 from videotune.data.probe import probe
-from videotune.errors import VideotuneError
-from videotune.files import life
+from videotune.errors import VideotuneError, did_you_mean
+from videotune.files import life, near_paths
 from videotune.reporter.outcome import (
     FINISHED_STATES,
     RUNNING_STATES,
@@ -80,6 +80,11 @@ class RunOverview:
     def is_recommended(self, step: int | None) -> bool:
         """Whether an exported file is of the recommended checkpoint."""
         return step is not None and step == self.recommended
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run has come to its end, so that a checkpoint can be chosen."""
+        return self.state in FINISHED_STATES
 
     restarts: tuple[Restart, ...] = ()
     """How the run went on after it began."""
@@ -223,10 +228,12 @@ def runs_below(folder: Path) -> list[RunOverview]:
         VideotuneError: if the folder does not exist.
     """
     if not folder.is_dir():
-        raise VideotuneError(
-            f"{folder} is not a folder. Give a run, a folder of runs or of clips, "
-            "or a folder of the studio's projects."
+        otherwise = (
+            ". Give a run, a folder of runs or of clips, or a folder of the studio's "
+            "projects."
         )
+        near = did_you_mean(near_paths(folder), otherwise)
+        raise VideotuneError(f"{folder} is not a folder{near}")
     runs = list(find_marked(folder, RUN_MARKS))
     runs.sort(key=_written_at, reverse=True)
     return [overview(run) for run in runs]

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from videotune.config.data_schema import Dataset, VideoConfig
@@ -98,6 +98,13 @@ class Candidate:
         """Whether the clip's alpha channel is its loss mask."""
         mask = self.companions.get("loss_mask")
         return mask is not None and mask.is_alpha
+
+    @property
+    def lacks_only_caption(self) -> bool:
+        """Whether it would be used if it had a caption."""
+        problem = self.problem
+        has_windows = bool(self.placement.windows)
+        return bool(problem and problem.reason.endswith("_caption") and has_windows)
 
     @property
     def path(self) -> str:
@@ -267,7 +274,12 @@ def prepare_candidates(
             and not candidate.problem.reason.endswith("_caption")
         ]
         raise VideotuneError(
-            caption_message(_with_details(without_caption), _with_details(others))
+            caption_message(
+                _with_details(without_caption),
+                _with_details(others),
+                found=len(candidates),
+                example=without_caption[0].file.expected_caption,
+            )
         )
 
 
@@ -430,10 +442,19 @@ def _read_texts(file: ClipFile) -> tuple[str, ...]:
 
 
 def caption_message(
-    without_caption: Sequence[tuple[str, str]], others: Sequence[tuple[str, str]] = ()
+    without_caption: Sequence[tuple[str, str]],
+    others: Sequence[tuple[str, str]] = (),
+    *,
+    found: int,
+    example: Path,
 ) -> str:
-    """Describe the clips without a usable caption, and others that would be skipped
-    too, each given as (path, what is wrong with it).
+    """Describe the clips without a usable caption, and what to do.
+
+    Args:
+        without_caption: (path, what is wrong with it) of each.
+        others: those that would be skipped for another reason.
+        found: how many clips there are in all.
+        example: the text file that one of them lacks.
     """
     count = len(without_caption)
     lines = ["1 clip has no usable caption:"]
@@ -444,12 +465,22 @@ def caption_message(
         lines.append(f"{counted(len(others), 'other file')} cannot be used either:")
         lines += _listed(others)
 
+    skipped = count + len(others)
+    lines.append(caption_advice(example))
+    if skipped < found:
+        lines.append(f"Or go on without these files: --allow-skips {skipped}.")
     lines.append(
-        "Write the captions in UTF-8, let `videotune caption` write them, or go on without"
-        f" these files: --allow-skips {count + len(others)}. With --set"
-        " missing_caption=empty clips without a caption are trained with no words."
+        "With --set missing_caption=empty clips without a caption are trained with no words."
     )
     return "\n".join(lines)
+
+
+def caption_advice(example: Path) -> str:
+    """Return how captions get written, with the text file that a clip lacks."""
+    return (
+        f'Write one for each, in UTF-8: a text file such as {example} with the line "a '
+        'kitten walks on grass", or let `videotune caption` write them.'
+    )
 
 
 def _with_details(candidates: Sequence[Candidate]) -> list[tuple[str, str]]:

@@ -94,6 +94,9 @@ def account_of(
         _add_content_hints(candidate, serious, notes)
         _add_caption_hints(candidate, warnings)
         _add_flip_hint(candidate, notes)
+    elif candidate.lacks_only_caption:
+        # A picture that is black or frozen is better removed than captioned.
+        _add_content_hints(candidate, serious, notes)
 
     placement = candidate.placement
     if clip is None:
@@ -279,7 +282,7 @@ def _add_content_hints(
     """Add hints on transparent, frozen, black, repeated or damaged pictures.
 
     Args:
-        candidate: a usable candidate.
+        candidate: a usable candidate, or one that lacks only a caption.
         serious: receives its serious warnings (see ``account_of``).
         notes: receives its notes.
     """

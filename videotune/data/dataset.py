@@ -105,6 +105,7 @@ def scan(
     notes += index.notes
     source_clips = _source_clips(usable, locations, config)
     _mark_near_duplicates(usable, source_clips)
+    _look_at_uncaptioned(candidates, usable, locations, config)
     source_notes = _assign_sources(usable, source_clips)
     # Notes of ``_hold_out`` first: they may say that the validation loss is useless. Notes
     # on file names (``_assign_sources``) follow.
@@ -363,21 +364,36 @@ def _check_settings(config: Config, rules: VideoRules) -> list[str]:
 
 
 def _source_clips(
-    usable: Sequence[Candidate], locations: Sequence[Location], config: Config
+    candidates: Sequence[Candidate], locations: Sequence[Location], config: Config
 ) -> list[SourceClip]:
-    """Return name, duration and pictures of each usable candidate, in their order."""
+    """Return name, duration and pictures of each scanned candidate, in their order."""
     names = _dataset_names(locations, [dataset.path for dataset in config.datasets])
     clips = []
-    for candidate in usable:
-        assert candidate.scan is not None  # a usable clip has been scanned
+    for candidate in candidates:
+        assert candidate.scan is not None
         path = PurePosixPath(names[candidate.location.root]) / candidate.relative
         signatures = candidate.scan.signatures
         clips.append(SourceClip(path, candidate.media.seconds, signatures))
     return clips
 
 
+def _look_at_uncaptioned(
+    candidates: Sequence[Candidate],
+    usable: Sequence[Candidate],
+    locations: Sequence[Location],
+    config: Config,
+) -> None:
+    """Let clips that lack only a caption name clips that they look like."""
+    uncaptioned = [
+        candidate for candidate in candidates if candidate.lacks_only_caption
+    ]
+    if uncaptioned:
+        looked_at = [*usable, *uncaptioned]
+        _mark_near_duplicates(looked_at, _source_clips(looked_at, locations, config))
+
+
 def _mark_near_duplicates(
-    usable: Sequence[Candidate], clips: Sequence[SourceClip]
+    candidates: Sequence[Candidate], clips: Sequence[SourceClip]
 ) -> None:
     """Let clips that look nearly the same name each other, for a warning.
 
@@ -385,12 +401,17 @@ def _mark_near_duplicates(
     clips of one source are held out together.
     """
     for first_index, second_index in near_duplicates(clips):
-        first = usable[first_index]
-        second = usable[second_index]
-        if second.looks_like is None:
-            second.looks_like = str(first.relative)
-        if first.looks_like is None:
-            first.looks_like = str(second.relative)
+        first = candidates[first_index]
+        second = candidates[second_index]
+        _set_looks_like(second, first)
+        _set_looks_like(first, second)
+
+
+def _set_looks_like(candidate: Candidate, other: Candidate) -> None:
+    """Let a candidate name another; one that is used does not name one that is not."""
+    names_unused = candidate.problem is None and other.problem is not None
+    if candidate.looks_like is None and not names_unused:
+        candidate.looks_like = str(other.relative)
 
 
 def _assign_sources(

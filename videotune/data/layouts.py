@@ -35,7 +35,8 @@ from videotune.data.metadata_files import (
     MetadataRow,
     read_metadata,
 )
-from videotune.errors import VideotuneError
+from videotune.errors import VideotuneError, did_you_mean
+from videotune.files import near_paths
 from videotune.text import counted, counted_are
 
 RUN_FILES = ("config.json", "journal.jsonl")
@@ -48,9 +49,8 @@ def require_dataset_path(root: Path) -> None:
     """
     if not root.is_dir() and not root.is_file():
         fault = "is not a folder" if root.exists() else "does not exist"
-        raise VideotuneError(
-            f"The dataset folder {root} {fault}. Give the folder of the clips."
-        )
+        near = did_you_mean(near_paths(root), ". Give the folder of the clips.")
+        raise VideotuneError(f"The dataset folder {root} {fault}{near}")
 
 
 def read_folder(
@@ -135,7 +135,7 @@ def _list_folder(root: Path) -> _Listing:
     """
     run_folders: list[str] = []
     outside_captions: dict[str, bool] = {}
-    captions_folder = _captions_folder(root, root)
+    captions_folder = expected_captions_folder(root, root)
     try:
         is_linked = {
             path.removeprefix(f".{os.sep}"): is_link
@@ -350,7 +350,9 @@ class _DatasetFolder:
             ):
                 metadata_file = self.metadata_files[str(ancestor)]
                 break
-        return _Layout(folder, _captions_folder(self.root, folder), metadata_file)
+        return _Layout(
+            folder, expected_captions_folder(self.root, folder), metadata_file
+        )
 
     def _clip(self, path: str, layout: _Layout) -> ClipFile:
         """Build a clip with its caption by the metadata file or by a text file."""
@@ -519,7 +521,7 @@ def _walk_from(
             yield entry.path, is_link
 
 
-def _captions_folder(root: Path, folder: Path) -> Path:
+def expected_captions_folder(root: Path, folder: Path) -> Path:
     """Return the folder in which the captions of a folder's clips are expected.
 
     It is below the ``captions`` sibling of the nearest videos/ or images/, else the

@@ -100,7 +100,7 @@ def _notes_on_joined(groups: Iterable[dict[str, SourceClip]]) -> list[str]:
     first, second = joined[0][:2]
     name_count = sum(len(clips) for clips in joined)
     return [
-        f"{counted(name_count, 'file name')} come from {counted(len(joined), 'source video')}, by their pictures "
+        f"{name_count} clips show {counted(len(joined), 'source video')}, to judge by their pictures "
         f"(such as {first.path.name} and {second.path.name})"
     ]
 
@@ -218,10 +218,13 @@ def _names_of_video(source: str) -> set[str]:
     return {name, _base_of_number(name) or name}
 
 
+UNKNOWN_COPYING = "so it cannot be told whether the model copies your clips"
+
+
 def _too_few_sources_note(source_count: int, clip_count: int) -> str:
     plural = "" if source_count == 1 else "s"
     note = (
-        f"no clip is held out, so there is no verdict: {source_count} source video{plural}, "
+        f"no clip is held out, {UNKNOWN_COPYING}: {source_count} source video{plural}, "
         f"{SOURCES_NEEDED} are needed"
     )
     if source_count < clip_count:
@@ -229,7 +232,10 @@ def _too_few_sources_note(source_count: int, clip_count: int) -> str:
             f" ({clip_count} clips: some are cuts of one video, by their names or their "
             "pictures)"
         )
-    note += f". Add clips, or put {HELD_OUT_NEEDED} or more into a dataset of kind validation"
+    note += (
+        f". Add clips, or put {HELD_OUT_NEEDED} or more into a folder of their own: "
+        "--held-out FOLDER"
+    )
     if source_count < clip_count:
         note += ", all cuts of a video together"
     return Remark("none_held_out", note)
@@ -240,8 +246,9 @@ def _few_held_out_notes(held_out: int) -> list[str]:
     if held_out >= HELD_OUT_NEEDED:
         return []
     note = (
-        f"{counted_are(held_out, 'clip')} held out, so there is no verdict: "
-        f"{HELD_OUT_NEEDED} are needed. Put more clips into the dataset of kind validation"
+        f"{counted_are(held_out, 'clip')} held out, {UNKNOWN_COPYING}: "
+        f"{HELD_OUT_NEEDED} are needed. Put more clips into the dataset of kind "
+        "validation (--held-out FOLDER)"
     )
     return [Remark("few_held_out", note)]
 

@@ -375,7 +375,9 @@ def summary_lines(facts: dict[str, Any]) -> list[str]:
     if facts["trained_on"]:
         lines.append(f"trained on: {facts['trained_on']} (from its header)")
         if facts["trained_on"].startswith("asset:"):
-            lines.append("that is the toy, which no other program has")
+            lines.append(
+                "these weights work only with the toy model, which no other program has"
+            )
     if facts["expert"]:
         lines.append(f"expert: {facts['expert']} (from its {facts['expert_by']})")
     if facts["misfits"]:

@@ -1,7 +1,7 @@
 """Refuse a dataset with videos that have no caption, before torch is imported."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,28 +32,34 @@ def refuse_missing_captions(overrides: Overrides, allow_skips: str | None) -> No
     if allow_skips is not None or keys.get("missing_caption", "error") != "error":
         return
 
-    without_caption = []
+    clips: list[ClipFile] = []
+    without_caption: list[ClipFile] = []
     for dataset in keys.get("datasets") or ():
         if isinstance(dataset, Mapping):
-            without_caption += _videos_without_caption(dataset)
+            clips_of_dataset = _clips_of(dataset)
+            clips += clips_of_dataset
+            without_caption += _videos_without_caption(clips_of_dataset)
     if without_caption:
-        raise VideotuneError(caption_message(without_caption))
+        rows = [(str(clip.path), clip.missing_detail) for clip in without_caption]
+        example = without_caption[0].expected_caption
+        raise VideotuneError(caption_message(rows, found=len(clips), example=example))
 
 
-def _videos_without_caption(dataset: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return (path, what is wrong) of the videos of a folder that have no caption."""
+def _clips_of(dataset: Mapping[str, Any]) -> list[ClipFile]:
+    """Return the clips of a folder; none, if its keys choose its files."""
     folder = Path(str(dataset.get("path"))).expanduser()
     if not set(dataset) <= PLAIN_KEYS or not folder.is_dir():
         return []
+    return read_folder(folder)[0]
 
-    clips, _ = read_folder(folder)
+
+def _videos_without_caption(clips: Sequence[ClipFile]) -> list[ClipFile]:
+    """Return the videos of a folder that have no caption."""
     videos = [clip for clip in clips if _is_video(clip)]
     sizes = {clip.path: clip.path.stat().st_size for clip in videos}
     counts = Counter(sizes.values())
     return [
-        (str(clip.path), clip.missing_detail)
-        for clip in videos
-        if clip.missing_detail and counts[sizes[clip.path]] == 1
+        clip for clip in videos if clip.missing_detail and counts[sizes[clip.path]] == 1
     ]
 
 

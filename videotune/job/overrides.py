@@ -54,6 +54,8 @@ class Overrides:
     family: str | None = None
     data: str | None = None
     """The only dataset of a config that names none."""
+    held_out: str | None = None
+    """Clips that are measured and never trained: one more dataset, of kind validation."""
     sets: tuple[str, ...] = ()
     """``KEY=VALUE`` settings."""
     base: str | None = None
@@ -114,7 +116,10 @@ def user_keys(overrides: Overrides) -> dict[str, Any]:
     if overrides.data:
         keys = merge(keys, {"datasets": _datasets_of(overrides, keys)})
 
-    keys = absolute_paths(with_sets(keys, deepcopy(_parse_once(tuple(overrides.sets)))))
+    keys = with_sets(keys, deepcopy(_parse_once(tuple(overrides.sets))))
+    if overrides.held_out:
+        keys = merge(keys, {"datasets": _with_held_out(overrides.held_out, keys)})
+    keys = absolute_paths(keys)
     if "samples" in keys:
         keys["samples"] = resolve_prompts(keys["samples"])
     return keys
@@ -151,6 +156,28 @@ def _datasets_of(overrides: Overrides, keys: Mapping[str, Any]) -> list[dict[str
             f"replace them with --set datasets.path={data}"
         )
     return [{**only, "path": data}]
+
+
+READ_ALIKE = (
+    "trigger",
+    "caption_prefix",
+    "caption_suffix",
+    "caption_extension",
+    "file_column",
+    "caption_column",
+    "frame_folder_fps",
+    "resolution",
+    "windows",
+)
+"""Keys of the training clips with which the clips of ``--held-out`` are read too."""
+
+
+def _with_held_out(held_out: str, keys: Mapping[str, Any]) -> list[Any]:
+    """Return the datasets with one more for validation, read as the first is."""
+    datasets = list(keys.get("datasets") or ())
+    first = datasets[0] if datasets and isinstance(datasets[0], Mapping) else {}
+    read_alike = {key: first[key] for key in READ_ALIKE if key in first}
+    return [*datasets, {**read_alike, "path": held_out, "kind": "validation"}]
 
 
 def check_settings(overrides: Overrides) -> None:

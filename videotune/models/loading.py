@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from videotune.console import doing
 from videotune.errors import VideotuneError
+from videotune.files import size_text
 from videotune.lazy import torch, transformers
 from videotune.models import single_file
 from videotune.models.model_files import (
@@ -38,6 +41,9 @@ if TYPE_CHECKING:
 
     from videotune.memory.quantization import QuantizedLinear
     from videotune.models.weight_changes import WeightChanges
+
+ANNOUNCED_BYTES = 500_000_000
+"""Weights that take seconds to read."""
 
 PROBES = ("a red circle moves left", "a blue square moves up")
 """Two captions that a tokenizer with a vocabulary reads as different tokens."""
@@ -196,6 +202,8 @@ def load_model(
     Raises:
         VideotuneError: if weights and config do not belong to the same model.
     """
+    if fill is None:
+        _announce(folder)
     if fill is not None:
         net = as_loaded(cls, folder, dtype)
         _replace_linears(cls, net, blocks, packed, matmul, dtype)
@@ -214,6 +222,14 @@ def load_model(
     else:
         net = _load_text_encoder(cls, folder, dtype, device, packed, stream)
     return net.eval().requires_grad_(False)
+
+
+@cache
+def _announce(folder: Path) -> None:
+    """Name a part whose weights take a while to read, once in a process."""
+    count = sum(path.stat().st_size for path in weight_files(folder))
+    if count >= ANNOUNCED_BYTES:
+        doing(f"loading {folder.name.replace('_', ' ')}: {size_text(count)}")
 
 
 def _load_text_encoder(

@@ -366,11 +366,11 @@ def _training_remedies(job: Job, spec: StepSpec, vram: int) -> list[str]:
     need = memory_size(least.needed)
     if least.needed <= vram:
         return [
-            f"left open, the settings that need least ({settings}) would fit: {need}"
+            f"training: left open, the settings that need least ({settings}) would fit: {need}"
         ]
 
     lines = [
-        f"the settings that need least ({settings}) need {need}: take a larger card, "
+        f"training: the settings that need least ({settings}) need {need}: take a larger card, "
         f"fewer frames (video_config.frames) or a lower resolution"
     ]
     if job.spec.splits_tokens and config.context_parallel == 1:

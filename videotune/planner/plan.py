@@ -5,9 +5,11 @@ Memory and time are added by ``planner/fit.py``.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from videotune.config import schema
+from videotune.config.base_models import download_size
 from videotune.config.sections import Condition
 from videotune.data.dataset import totals
 from videotune.data.remarks import codes_of
@@ -15,6 +17,7 @@ from videotune.exporter.formats import check_formats
 from videotune.job.experts import trained
 from videotune.job.job import Job
 from videotune.latent_cache import exposure, sampler
+from videotune.models.base_model import has_weights_here
 from videotune.planner.cache_size import cache_size
 from videotune.planner.network_facts import network_facts, skeleton_family
 from videotune.planner.step_spec import state_bytes_per_number
@@ -69,6 +72,7 @@ def make_plan(job: Job, targets: Sequence[int] = exposure.TARGETS) -> dict[str, 
         "conditions": conditions_of(job),
         "takes": list(job.spec.conditions),
         "licence": licence_of(job),
+        "download": download_of(job),
         "beside": overhead(job),
         "disk": disk(job, adapter),
         "notes": list(job.notes),
@@ -83,6 +87,16 @@ def licence_of(job: Job) -> dict[str, str] | None:
     if not spec.licence_terms:
         return None
     return {"model": spec.title, "name": spec.licence, "terms": spec.licence_terms}
+
+
+def download_of(job: Job) -> dict[str, Any] | None:
+    """Return how large the base model's download is, if that is known without asking
+    the Hub; None also for one that is on this machine.
+    """
+    if job.base is None or has_weights_here(job.base):
+        return None
+    size = download_size(job.base.name.partition("@")[0])
+    return None if size is None else asdict(size)
 
 
 def sound_windows_of(job: Job) -> int | None:

@@ -8,11 +8,14 @@ import re
 from collections.abc import Sequence
 from pathlib import PurePath
 
+from videotune.config.base_models import comfyui_files
 from videotune.reporter.read import Record
 
 LORA_NODE = "`LoraLoaderModelOnly`"
 
 MODEL_LOADER = "`Load Diffusion Model`"
+
+CHECKPOINT_LOADER = "`Load Checkpoint`"
 
 TWO_LOADERS = (
     f"The model has two experts, so its workflow has two loaders ({MODEL_LOADER}): one "
@@ -29,8 +32,37 @@ def expert_in(path: str) -> str | None:
     return match[1] if match else None
 
 
+def base_model_step(base_model: str) -> str:
+    """Return which base model a workflow loads, with its usual file if that is known;
+    empty for a base model that only videotune has.
+    """
+    name = base_model.partition("@")[0]
+    if not name or name.startswith("asset:"):
+        return ""
+    if name.endswith(".safetensors"):
+        return f"The base model is the file `{PurePath(name).name}`."
+
+    text = f"The base model is {name}"
+    files = comfyui_files(name)
+    if not files:
+        return f"{text}."
+    folder = PurePath(files[0]).parent.name
+    loader = CHECKPOINT_LOADER if folder == "checkpoints" else MODEL_LOADER
+    names = " and ".join(f"`{PurePath(file).name}`" for file in files)
+    usual = "usual file is" if len(files) == 1 else "usual files are"
+    return (
+        f"{text}. Its {usual} {names} in `ComfyUI/models/{folder}`; {loader} loads "
+        f"{'it' if len(files) == 1 else 'each of them'}."
+    )
+
+
 def comfyui_steps(
-    files: Sequence[Record], method: object, *, takes_image: bool, preview_values: str
+    files: Sequence[Record],
+    method: object,
+    *,
+    base_model: str,
+    takes_image: bool,
+    preview_values: str,
 ) -> list[str]:
     """Return what to do with files that have ComfyUI's names, in order.
 
@@ -38,6 +70,7 @@ def comfyui_steps(
         files: the entries of ``exports.json`` of one step; of a model with two experts
             there is one for each expert that was trained.
         method: the run's ``training_method``.
+        base_model: the run's ``base_model_name``.
         takes_image: whether the model begins with an image.
         preview_values: what the previews are drawn with, in words; "" if unknown.
     """
@@ -48,7 +81,12 @@ def comfyui_steps(
             "Write `embedding:NAME` into the prompt, by the file's name.",
         ]
 
-    steps = _model_steps(paths) if method == "FINE_TUNE" else _lora_steps(paths)
+    if method == "FINE_TUNE":
+        steps = _model_steps(paths)
+    else:
+        base_step = base_model_step(base_model)
+        steps = [base_step] if base_step else []
+        steps += _lora_steps(paths)
     if takes_image:
         steps.append(
             "The model begins with an image: connect a node `LoadImage` to the "

@@ -293,6 +293,7 @@ def use(run: Run, *, is_shared: bool = False) -> dict[str, Any]:
         "comfyui_steps": comfyui_steps(
             comfyui or _of_best_step(run, others),
             run.setting("training_method"),
+            base_model=str(run.setting("base_model_name") or ""),
             takes_image=takes_image,
             preview_values=preview_values,
         ),

@@ -12,8 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from videotune.errors import VideotuneError
-from videotune.files import life
+from videotune.errors import VideotuneError, did_you_mean
+from videotune.files import life, near_paths
 from videotune.runs.journal import readings_of, sound_of, with_mean_of_parts
 from videotune.runs.schemas import parse_line, read_record
 from videotune.runs.step_sums import StepErrors, Steps, regularization
@@ -143,6 +143,11 @@ class Run:
 def refuse_no_run(folder: Path) -> None:
     """Raise VideotuneError if a folder is not a run folder."""
     names = ("journal.jsonl", FILES["config"])
+    if not folder.exists():
+        near = did_you_mean(
+            near_paths(folder), ". Choose a folder that a training run wrote."
+        )
+        raise VideotuneError(f"{folder} is not a run folder: it does not exist{near}")
     if not any((folder / name).is_file() for name in names):
         raise VideotuneError(
             f"{folder} is not a run folder: it holds neither config.json nor "

@@ -5,15 +5,15 @@ job that writes.
 import importlib.util
 import os
 import re
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
 from fastapi import APIRouter, Response
 
+from videotune.captioning.offered_models import offered_models
 from videotune.errors import VideotuneError
-from videotune.files import checked, read_json
+from videotune.files import checked
 from videotune.http_limits import AnswerLimits
 from videotune.studio import captions_edit, projects
 from videotune.studio.projects import CLIPS
@@ -31,15 +31,6 @@ MAX_LIST_BYTES = 1_000_000
 
 MAX_MODELS = 40
 """Models of a server that the page lists."""
-
-
-@cache
-def models() -> list[dict[str, Any]]:
-    """Return the local models that the page offers, with what they need."""
-    rows: list[dict[str, Any]] = read_json(
-        Path(__file__).with_name("caption_models.json")
-    )
-    return rows
 
 
 @routes.post("/data/auto-caption")
@@ -92,7 +83,7 @@ def _prepare_local_model(model: str) -> dict[str, str]:
         VideotuneError: if a package for it is missing, or it is not on this computer and
             the Hub is out of reach, which the job would try for minutes.
     """
-    offered = [row for row in models() if row["model"] == model]
+    offered = [row for row in offered_models() if row["model"] == model]
     package = offered[0]["package"] if offered else ""
     if package and importlib.util.find_spec(package) is None:
         raise VideotuneError(

@@ -8,6 +8,7 @@ from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.responses import FileResponse, JSONResponse
 from starlette.concurrency import run_in_threadpool
 
+from videotune.captioning.offered_models import offered_models
 from videotune.data.clip_file import CLIP_SUFFIXES
 from videotune.data.file_checks import ARCHIVES, type_of_file
 from videotune.data.images import IMAGE_SUFFIXES
@@ -163,7 +164,7 @@ def show(page: CurrentPage) -> Response:
         "data",
         header.REGIONS | REGIONS,
         "Data",
-        caption_models=auto_caption.models(),
+        caption_models=offered_models(),
         card=model_choices.chosen_card(page.current_project.facts),
         **_tiles(page),
     )

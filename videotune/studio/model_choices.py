@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from videotune.config import base_models
 from videotune.errors import VideotuneError
 from videotune.files import read_json
 from videotune.planner.gpus import Card, cards, memory_or_card
@@ -121,7 +122,8 @@ def download_size(base_model: str) -> float | None:
     """Return about how many GB (of 10^9 bytes) a base model has on the Hub, as far as its
     published files are known; None if they are not.
     """
-    return _model_facts().get(base_model, {}).get("download_gb")
+    size = base_models.download_size(base_model)
+    return size.gigabytes if size is not None and size.is_published else None
 
 
 @cache

@@ -104,7 +104,9 @@ class SamplingCallback(Callback):
         try:
             yield
         except Interrupted:
-            echo(f"the {self.title} at step {step} were interrupted and are skipped")
+            echo(
+                f"the {self.title} at step {step} were interrupted; they are made on resume"
+            )
         except RankMismatch:
             # The other processes wait for this one inside the network.
             raise

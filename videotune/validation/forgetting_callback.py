@@ -64,7 +64,7 @@ class BaseReading:
 class ForgettingCallback(SamplingCallback):
     """Read the base model before the first step, and the trained one at checkpoints."""
 
-    title = "readings of what the base model lost"
+    title = "comparisons with the base model"
     heartbeat_state = "probing"
     failure_prefix = "the reading of what the base model lost at step {} failed"
 

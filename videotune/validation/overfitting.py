@@ -186,7 +186,8 @@ def _judge(readings: Sequence[Reading]) -> Verdict:
     verdict = Verdict(
         label=None,
         reason=(
-            f"a verdict needs {MIN_READINGS} validations, the run has {len(readings)}"
+            f"a verdict needs {MIN_READINGS} validations, the run has {len(readings)}: "
+            "set a smaller validate_every"
         ),
         step=step,
         best_step=int(readings[best]["step"]),

@@ -1,0 +1,360 @@
+"""What the command line says to somebody who does not know it yet: which model, which
+card, which option, and what comes next.
+"""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.support.clips import noise, write_clip
+from videotune.captioning.offered_models import offered_models
+from videotune.cli import init_questions
+from videotune.cli.main import app, main
+from videotune.config.base_models import comfyui_files, download_size
+from videotune.files import read_json
+from videotune.models.model_files import CONFIGS
+from videotune.planner.preset_fits import CLASSES, best_preset, fit_of
+from videotune.presets.recipes import find_model, models
+from videotune.presets.shipped import preset_card, preset_names, read_preset
+from videotune.reporter.comfyui import base_model_step
+
+ROOT = Path(__file__).parents[2]
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def videotune(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Run:
+    """Runs a command in this process; its exit code, output and messages."""
+
+    def run(*words: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["videotune", *map(str, words)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main()
+        printed = capsys.readouterr()
+        return int(end.value.code or 0), printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture
+def clips(tmp_path: Path) -> Path:
+    """Three short clips in a folder whose name has a space."""
+    folder = tmp_path / "my clips"
+    for seed in range(3):
+        clip = write_clip(folder / f"{seed}.mp4", noise(40, 64, 64, seed=seed), 16)
+        clip.with_suffix(".txt").write_text(f"clip number {seed}")
+    return folder
+
+
+# ---- captions
+
+
+def test_without_a_model_for_captions_the_offered_ones_are_named(
+    videotune: Run, clips: Path
+) -> None:
+    code, _, error = videotune("caption", clips)
+    assert code == 1
+    for row in offered_models():
+        assert f"--model {row['model']} (a download of {row['download_gb']:g}" in error
+    assert "--endpoint URL --model NAME" in error
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/captioning.md"])
+def test_pages_name_models_for_captions_that_are_offered(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    named = set(re.findall(r"Qwen/[\w.-]+", text))
+    assert named
+    assert named <= {row["model"] for row in offered_models()}
+
+
+# ---- options
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("train", "--steps", "50"), "steps is a setting: --set steps=50"),
+        (("train", "--rank=8"), "rank is a setting: --set lora.rank=8"),
+        (
+            ("plan", "--learning-rate", "1e-4"),
+            "learning_rate is a setting: --set learning_rate=1e-4",
+        ),
+        (
+            ("check", "--learning-rat", "1e-4"),
+            "did you mean the setting learning_rate: --set learning_rate=1e-4",
+        ),
+        (("plan", "--gpu", "4090"), "did you mean --card?"),
+        (("train", "--output-dir", "x"), "did you mean --out?"),
+    ],
+)
+def test_a_setting_or_another_name_given_as_an_option_is_explained(
+    videotune: Run, words: tuple[str, ...], said: str
+) -> None:
+    command, *options = words
+    code, _, error = videotune(command, "clips", *options)
+    assert code == 1
+    assert said in error
+    assert "Possible options" not in error
+
+
+def test_a_path_with_a_space_is_to_be_quoted(
+    videotune: Run, clips: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(clips.parent)
+    code, _, error = videotune("check", "my", "clips")
+    assert code == 1
+    assert 'in quotation marks: "my clips"' in error
+
+
+def test_a_missing_folder_is_told_with_its_neighbours(
+    videotune: Run, clips: Path
+) -> None:
+    code, _, error = videotune("check", clips.with_name("myclips"), "--preset", "toy")
+    assert code == 1
+    assert f"does not exist; did you mean '{clips}'?" in " ".join(error.split())
+
+
+def test_help_names_no_type_behind_a_flag() -> None:
+    printed = CliRunner().invoke(app, ["check", "--help"]).output
+    flags = [line for line in printed.splitlines() if "--verbose" in line]
+    assert flags
+    assert "bool" not in printed.lower()
+
+
+# ---- held-out clips
+
+
+def test_a_folder_is_held_out_and_the_note_names_the_option(
+    videotune: Run, clips: Path, tmp_path: Path
+) -> None:
+    others = tmp_path / "others"
+    for seed in (7, 8):
+        clip = write_clip(others / f"o{seed}.mp4", noise(40, 64, 64, seed=seed), 16)
+        clip.with_suffix(".txt").write_text("another clip")
+
+    command = ("check", clips, "--preset", "toy", "--set", "datasets.trigger=ohwx")
+    _, text, _ = videotune(*command)
+    assert "--held-out FOLDER" in " ".join(text.split())
+    accounts = []
+    for held_out in ((), ("--held-out", others)):
+        code, text, _ = videotune(*command, *held_out, "--json")
+        assert code == 0
+        accounts.append(json.loads(text))
+    assert [row["held_out"] for row in accounts] == [0, 2]
+    assert [row["used"] for row in accounts] == [3, 3]
+
+    held_out_rows = [row for row in accounts[1]["clips"] if row["held_out"]]
+    for row in held_out_rows:
+        assert row["captions"] == ["ohwx, another clip"], (
+            "read as the training clips are"
+        )
+
+
+# ---- what comes next
+
+
+def test_check_and_plan_end_with_the_next_command(videotune: Run, clips: Path) -> None:
+    options = ("--preset", "toy", "--set", "steps=20", "--allow-skips", "all")
+    _, _, error = videotune("check", clips, *options)
+    command = error.strip().splitlines()[-1].removeprefix("next: ")
+    expected = ["videotune", "plan", str(clips), *options]
+    assert shlex.split(command) == expected
+
+    code, _, error = videotune(*shlex.split(command)[1:])
+    assert code == 0
+    command = error.strip().splitlines()[-1].removeprefix("next: ")
+    assert shlex.split(command)[:3] == ["videotune", "train", str(clips)]
+    assert "--out runs/first" in command
+
+    _, text, error = videotune("check", clips, *options, "--json")
+    assert "next:" not in text + error
+
+
+# ---- base models
+
+
+def test_every_base_model_has_a_size_and_the_plan_names_it(
+    videotune: Run, clips: Path
+) -> None:
+    bases = {str(read_preset(name)["base_model_name"]) for name in preset_names()}
+    bases.discard("asset:toy")
+    assert [base for base in sorted(bases) if download_size(base) is None] == []
+    assert download_size("asset:toy") is None
+
+    preset = "wan 2.1 1.3B LoRA 16GB"
+    _, text, _ = videotune("plan", clips, "--preset", preset, "--card", "rtx 4090")
+    assert "base model: about 28.9 GB to download" in text
+    _, text, _ = videotune(
+        "plan", clips, "--preset", preset, "--card", "rtx 4090", "--json"
+    )
+    assert json.loads(text)["download"] == {"gigabytes": 28.9, "is_published": True}
+    _, _, error = videotune("presets", "show", preset)
+    assert "about 28.9 GB to download" in error
+
+
+def test_least_sizes_are_those_of_the_weights() -> None:
+    """Two bytes a number of networks and autoencoder, and a text encoder of 2 to 32 GB."""
+    index = read_json(CONFIGS / "index.json")
+    table = read_json(ROOT / "videotune" / "config" / "base_models.json")
+    least = {
+        name: row["weights_gb"] for name, row in table.items() if "weights_gb" in row
+    }
+    assert len(least) >= 10
+    for name, gigabytes in least.items():
+        manifest = read_json(ROOT / "tests" / "manifests" / f"{index[name]}.json")
+        experts = len(manifest["family"]["spec"]["experts"])
+        networks = experts * manifest["transformer"]["bytes_in_bfloat16"]
+        known = (networks + manifest["vae"]["bytes_in_bfloat16"]) / 1e9
+        assert known + 2 < gigabytes < known + 32, name
+
+
+def test_the_base_model_of_a_workflow_is_named_with_its_usual_file() -> None:
+    one = base_model_step("Wan-AI/Wan2.1-T2V-1.3B-Diffusers")
+    assert "`wan2.1_t2v_1.3B_fp16.safetensors`" in one
+    assert "`ComfyUI/models/diffusion_models`" in one
+    assert "`Load Diffusion Model` loads it" in one
+    both = base_model_step("Wan-AI/Wan2.2-T2V-A14B-Diffusers@abc")
+    assert re.search(r"high_noise.* and .*low_noise.*loads each of them", both)
+    assert "`Load Checkpoint`" in base_model_step("Lightricks/LTX-Video")
+    assert base_model_step("me/mine") == "The base model is me/mine."
+    assert base_model_step("/here/x.safetensors").endswith("the file `x.safetensors`.")
+    assert base_model_step("asset:toy") == ""
+    for name in read_json(ROOT / "videotune" / "config" / "base_models.json"):
+        for file in comfyui_files(name):
+            assert re.fullmatch(
+                r"(diffusion_models|checkpoints)/[\w.-]+\.safetensors", file
+            )
+
+
+# ---- which preset fits
+
+
+def test_presets_are_marked_for_a_card_those_that_fit_first() -> None:
+    runner = CliRunner()
+    answer = runner.invoke(app, ["presets", "list", "--card", "4070", "--json"])
+    assert answer.exit_code == 0, answer.output
+    result = json.loads(answer.stdout)
+    (table,) = result["tables"].values()
+    fits = [row["on RTX 4070"] for row in table]
+    assert fits == sorted(
+        fits, key=["fits", "is tight", "any machine", "does not fit"].index
+    )
+    by_preset = {row["preset"]: row for row in table}
+    assert by_preset["ltx 2B LoRA 12GB"]["on RTX 4070"] == "fits"
+    assert by_preset["wan 2.2 Finetune"]["on RTX 4070"] == "does not fit"
+    assert "hour" in by_preset["ltx 2B LoRA 12GB"]["hours"]
+
+    answer = runner.invoke(app, ["presets", "list", "--card", "rtx 5090", "--json"])
+    assert result["fits"] != json.loads(answer.stdout)["fits"]
+
+
+def test_the_list_for_a_card_needs_no_plan() -> None:
+    code = (
+        "import sys; from videotune.cli.main import app; "
+        "app(['presets', 'list', '--card', '4070'], standalone_mode=False); "
+        "assert 'torch' not in sys.modules"
+    )
+    begun = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert time.perf_counter() - begun < 30
+
+
+def test_every_preset_fits_the_cards_that_it_is_made_for() -> None:
+    for name in preset_names():
+        gigabytes = preset_card(name)
+        if gigabytes is None:
+            assert fit_of(name, 24) is None
+            continue
+        assert fit_of(name, gigabytes).verdict, name  # type: ignore[union-attr]
+        verdicts = [fit_of(name, size).verdict for size in CLASSES]  # type: ignore[union-attr]
+        order = ["", "tight", "fits"]
+        assert verdicts == sorted(verdicts, key=order.index), "a larger card fits too"
+
+
+def test_a_card_gets_the_largest_preset_made_for_it_or_a_larger_that_fits() -> None:
+    assert best_preset("wan 2.2 A14B LoRA", 24) == "wan 2.2 A14B LoRA 24GB"
+    assert best_preset("wan 2.1 1.3B LoRA", 8) == "wan 2.1 1.3B LoRA 16GB"
+    assert best_preset("wan 2.2 A14B LoRA", 0) == "wan 2.2 A14B LoRA 48GB"
+
+
+def test_a_row_of_the_table_of_fits_is_what_the_plan_says_today(
+    videotune: Run, clips: Path
+) -> None:
+    preset = "wan 2.1 1.3B LoRA 16GB"
+    _, text, _ = videotune("plan", clips, "--preset", preset, "--vram", "12", "--json")
+    fit = fit_of(preset, 12)
+    assert fit is not None
+    assert json.loads(text)["verdict"] == fit.verdict
+
+
+# ---- the interview of init
+
+
+def interview(folder: Path, *answers: str) -> str:
+    """Answer the questions of init; what it printed."""
+    lines = "".join(f"{answer}\n" for answer in answers)
+    done = CliRunner().invoke(app, ["init", str(folder)], input=lines)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_the_card_is_asked_first_and_wrong_answers_are_asked_again(
+    clips: Path, tmp_path: Path
+) -> None:
+    answers = ("12", "stile", "style", "", str(tmp_path / "nowhere"), str(clips), "")
+    printed = interview(tmp_path / "work", *answers)
+    order = ["The GPU", "What is to be learnt", "Which model", "Where are the clips"]
+    positions = [printed.index(question) for question in order]
+    assert positions == sorted(positions)
+    assert "unknown purpose 'stile'" in printed
+    assert printed.count("What is to be learnt?") == 2
+    assert "there is no folder" in printed
+    assert printed.count("Where are the clips?") == 2
+    assert "next:" in printed
+    assert f'plan {tmp_path / "work" / "config.yaml"} --card "12 GB"' in printed
+    assert json.dumps(str(clips)) in (tmp_path / "work" / "config.yaml").read_text()
+
+
+def test_the_models_that_fit_come_first_with_one_to_begin_with(
+    clips: Path, tmp_path: Path
+) -> None:
+    default = init_questions.first_choice(12)
+    fit = fit_of(best_preset(default, 12), 12)
+    assert fit is not None
+    assert fit.verdict == "fits"
+    printed = interview(tmp_path / "work", "12", "style", "", str(clips), "")
+    assert f"Which model? [{default}]" in printed
+    rows = printed.partition("base model")[2].partition("Which model?")[0]
+    assert rows.index("fits") < rows.index("does not fit")
+    assert find_model(default) in models()
+    # Another card, another choice.
+    assert init_questions.first_choice(24) != default
+
+
+def test_the_card_of_the_driver_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    from videotune.studio import gpu
+
+    def card(name: str, gigabytes: float) -> gpu.Gpu:
+        return gpu.Gpu(0, name, 0, int(gigabytes * 2**30), None, None, None)
+
+    for cards, offered in (
+        ([], ""),
+        ([card("NVIDIA GeForce RTX 4090", 23.99)], "RTX 4090"),
+        ([card("A card of tomorrow", 31.8)], "32 GB"),
+    ):
+        monkeypatch.setattr(gpu, "list_gpus", lambda cards=cards: cards)
+        assert init_questions.card_here() == offered

@@ -1,0 +1,205 @@
+"""The questions of ``videotune init``: card, purpose, model and clips.
+
+An answer that is none lets the question be put again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import typer
+
+from videotune.config.base_models import download_size
+from videotune.console import print_table
+from videotune.errors import VideotuneError
+from videotune.planner.preset_fits import (
+    PresetFit,
+    best_preset,
+    fit_of,
+    fit_words,
+    rank_of,
+)
+from videotune.presets.recipes import find_model, models, recipe, recipes
+from videotune.presets.shipped import memory_class, preset_card, read_preset
+
+HUB_DATASET = re.compile(r"(hf://.+|[\w.-]+/[\w.-]+)")
+
+
+@dataclass(frozen=True)
+class ChosenCard:
+    """The card that a user named."""
+
+    gigabytes: int
+    """0: unknown."""
+
+    name: str = ""
+    """As the list of cards has it; empty if only the memory was given."""
+
+    @property
+    def option(self) -> str:
+        """The card as the option --card of other commands takes it."""
+        return self.name or f"{self.gigabytes} GB"
+
+
+def parse_card(text: str | None) -> ChosenCard | None:
+    """Return the card that is given by its memory or its name; 0: unknown."""
+    if text is None:
+        return None
+    if text.strip() == "0":
+        return ChosenCard(0)
+    from videotune.planner.gpus import memory_or_card
+
+    try:
+        card = memory_or_card(text)
+    except VideotuneError as error:
+        message = str(error).replace("--vram GB", "--card GB")
+        raise VideotuneError(message) from error
+    if isinstance(card, float):
+        return ChosenCard(int(card))
+    return ChosenCard(card.vram >> 30, card.name)
+
+
+def ask_card() -> ChosenCard:
+    """Ask for the card; the answer is that of this machine if its driver names one."""
+    default = card_here() or "0"
+    question = "The GPU: its memory in GB, or its name? 0: unknown"
+    card: ChosenCard = typer.prompt(question, default=default, value_proc=_card_answer)
+    return card
+
+
+def card_here() -> str:
+    """Return this machine's first card as --card takes it; empty without one."""
+    from videotune.studio.gpu import list_gpus
+
+    gpus = list_gpus()
+    if not gpus:
+        return ""
+    try:
+        card = parse_card(gpus[0].name)
+    except VideotuneError:  # a card that the table lacks, or has with several memories
+        return f"{round(gpus[0].memory_total / 2**30)} GB"
+    return card.option if card else ""
+
+
+def ask_purpose() -> str:
+    """Ask what is to be learnt."""
+    rows = [[name, entry["about"]] for name, entry in recipes().items()]
+    print_table("purposes", ["purpose", "teaches"], rows)
+    question = "What is to be learnt?"
+    return str(typer.prompt(question, default="concept", value_proc=_again(_purpose)))
+
+
+def ask_model(gigabytes: int) -> str:
+    """Ask for the model; those that fit the card come first.
+
+    Args:
+        gigabytes: memory of the card; 0: unknown.
+    """
+    columns = ["model", "cards", "base model"]
+    if gigabytes:
+        columns = [
+            "model",
+            f"on {gigabytes} GB",
+            "2,000 steps or the preset's",
+            "base model",
+        ]
+    rows = []
+    for model in _fitting_first(gigabytes):
+        rows.append([model, *_fit_cells(model, gigabytes), _download(model)])
+    print_table("models", columns, rows)
+    default = first_choice(gigabytes)
+    return str(
+        typer.prompt("Which model?", default=default, value_proc=_again(find_model))
+    )
+
+
+def first_choice(gigabytes: int) -> str:
+    """Return the model that the studio names first for a card of a memory."""
+    from videotune.studio import first_model, model_choices
+
+    card = model_choices.ChosenCard(f"{gigabytes} GB", float(gigabytes))
+    preset = first_model.first_model(
+        card if gigabytes else model_choices.ChosenCard()
+    ).preset
+    return preset.removesuffix(f" {memory_class(preset)}GB")
+
+
+def ask_data() -> str:
+    """Ask where the clips are."""
+    return str(typer.prompt("Where are the clips?", value_proc=_again(_existing)))
+
+
+def is_there(data: str) -> bool:
+    """Return whether a dataset is on this machine, or may be one of the Hub."""
+    return bool(HUB_DATASET.fullmatch(data)) or Path(data).expanduser().exists()
+
+
+def _purpose(text: str) -> str:
+    recipe(text.strip())  # refuses an unknown one
+    return text.strip()
+
+
+def _existing(text: str) -> str:
+    text = text.strip().strip("\"'")
+    if not is_there(text):
+        raise VideotuneError(f"there is no folder {text}, seen from {Path.cwd()}")
+    return text
+
+
+Answer = TypeVar("Answer")
+
+
+def _again(read: Callable[[str], Answer]) -> Callable[[str], Answer]:
+    """Let a question be put again where an answer is refused."""
+
+    def answer(text: str) -> Answer:
+        try:
+            return read(text)
+        except VideotuneError as error:
+            raise typer.BadParameter(str(error)) from error
+
+    return answer
+
+
+def _card_answer(text: str) -> ChosenCard | None:
+    """Return the card of an answer, or let the question be put again."""
+    try:
+        return parse_card(text)
+    except VideotuneError as error:
+        # The user answers a question here, and gives no option.
+        message = str(error).removeprefix("--card ").replace(": --card GB", " in GB")
+        raise typer.BadParameter(
+            message.replace(" with --card GB", " in GB")
+        ) from error
+
+
+def _fitting_first(gigabytes: int) -> list[str]:
+    """Return the models: those that fit a card, then those that are tight, then others."""
+    if not gigabytes:
+        return list(models())
+    return sorted(models(), key=lambda model: rank_of(_fit(model, gigabytes)))
+
+
+def _fit(model: str, gigabytes: int) -> PresetFit | None:
+    """Return how the preset that a card gets of a model fits it."""
+    try:
+        return fit_of(best_preset(model, gigabytes), gigabytes)
+    except VideotuneError:
+        return PresetFit("")
+
+
+def _fit_cells(model: str, gigabytes: int) -> list[str]:
+    if gigabytes:
+        fit = _fit(model, gigabytes)
+        return [fit_words(fit), fit.time if fit else ""]
+    cards = [f"{gb}GB" for preset in models()[model] if (gb := preset_card(preset))]
+    return [", ".join(cards) or "any"]
+
+
+def _download(model: str) -> str:
+    size = download_size(str(read_preset(models()[model][0])["base_model_name"]))
+    return "" if size is None else str(size)

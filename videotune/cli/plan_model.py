@@ -1,0 +1,28 @@
+"""The base model of a plan: its name, its licence, and its download."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from videotune.config.base_models import DownloadSize
+from videotune.console import tell
+from videotune.text import counted
+from videotune.user_settings import has_accepted
+
+
+def show_model(model: str, facts: Mapping[str, Any]) -> None:
+    """Print the model and the number of steps."""
+    samples = counted(facts["effective_batch"], "sample")
+    tell(f"{model}: {counted(facts['steps'], 'step')} of {samples}")
+
+
+def show_licence(facts: Mapping[str, Any]) -> None:
+    """Print the base model's licence if it has to be accepted before a run."""
+    licence = facts["licence"]
+    if licence and not has_accepted(licence["terms"]):
+        tell(f"licence to accept before the run: {licence['name']}: {licence['terms']}")
+
+
+def show_download(facts: Mapping[str, Any]) -> None:
+    """Print the size of the base model's download, if it is known."""
+    if facts["download"]:
+        tell(f"base model: {DownloadSize(**facts['download'])} to download, once")

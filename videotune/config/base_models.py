@@ -1,0 +1,52 @@
+"""What is known of published base models without a network: the size of their download,
+and the files that ComfyUI loads them from.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from videotune.files import read_json
+
+
+@dataclass(frozen=True)
+class DownloadSize:
+    """How much of a base model is downloaded, in GB of 10^9 bytes."""
+
+    gigabytes: float
+
+    is_published: bool
+    """Whether these are the published files. Otherwise only the weights are known: the
+    networks with text encoder and autoencoder, at two bytes a number, which is the least.
+    """
+
+    def __str__(self) -> str:
+        bound = "about" if self.is_published else "at least"
+        return f"{bound} {self.gigabytes:g} GB"
+
+
+@cache
+def _table() -> Mapping[str, Mapping[str, Any]]:
+    return read_json(Path(__file__).with_name("base_models.json"))
+
+
+def download_size(base_model: str) -> DownloadSize | None:
+    """Return the size of a base model's download; None if nothing of it is known, and
+    for one that comes with videotune.
+    """
+    facts = _table().get(base_model, {})
+    if "download_gb" in facts:
+        return DownloadSize(facts["download_gb"], is_published=True)
+    if "weights_gb" in facts:
+        return DownloadSize(facts["weights_gb"], is_published=False)
+    return None
+
+
+def comfyui_files(base_model: str) -> list[str]:
+    """Return the usual files of a base model below ComfyUI/models, the high-noise model
+    first; empty if they are not known.
+    """
+    files: list[str] = _table().get(base_model, {}).get("comfyui", [])
+    return files
