@@ -15,7 +15,7 @@ from videotune.trainer.step_context import StepContext, TrainableState
 from videotune.trainer.step_record import Clock
 
 
-def finish_gradients(
+def sum_and_clip(
     trainable: TrainableState,
     context: StepContext,
     values: Tensor,
@@ -37,7 +37,7 @@ def finish_gradients(
     """
     shards = trainable.shards
     if shards is not None:
-        shards.collect()
+        shards.take_gradients()
         if one_modality_only:
             shards.drop_zero_gradients(context.dist.all_reduce)
             _drop_zeros(trainable, shards)
@@ -63,7 +63,7 @@ def finish_gradients(
         trainable.loss_scale.unscale(parameters)
 
     norm = None
-    if shards is not None and shards.rows:
+    if shards is not None and shards.layout:
         norm = _norm_of_shards(context, local_shards, replicated, parameters[0].device)
     return clip_grad_norm(parameters, context.max_grad_norm, norm)
 
@@ -80,9 +80,9 @@ def _drop_zeros(trainable: TrainableState, shards: Shards) -> None:
     gradients: dict[str, list[Tensor]] = {}
     own_parameters = trainable.module_params or trainable.parameters
     for name, parameter in own_parameters.items():
-        if parameter.grad is None or name in shards.parameters:
+        if parameter.grad is None or name in shards.local_parameters:
             continue
-        is_adapter = not shards.rows
+        is_adapter = not shards.layout
         module = _module_of(name) if is_adapter else name
         by_module.setdefault(module, []).append(parameter)
         gradients.setdefault(module, []).append(parameter.grad)
@@ -110,7 +110,9 @@ def _by_sharding(
 
     With an adapter only frozen weights are sharded, so that all are of the second kind.
     """
-    names = set() if trainable.shards is None else set(trainable.shards.parameters)
+    names = (
+        set() if trainable.shards is None else set(trainable.shards.local_parameters)
+    )
     local_shards: list[nn.Parameter] = []
     replicated: list[nn.Parameter] = []
     for name, parameter in trainable.parameters.items():
