@@ -157,8 +157,9 @@ def print_json(value: Any) -> None:
     Characters that a terminal does not print, or that reverse the writing direction,
     are escapes of JSON.
     """
-    text = json.dumps(value, indent=2, ensure_ascii=False, default=files.plain)
-    print(_UNUSUAL.sub(_json_escape, text))
+    for piece in files.json_pieces(value, files.plain):
+        print(_UNUSUAL.sub(_json_escape, piece), end="")
+    print()
 
 
 def _json_escape(match: re.Match[str]) -> str:

@@ -31,6 +31,9 @@ from videotune.lazy import psutil
 OUT_OF_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The disk is full, the user's quota is, or a file may not grow further."""
 
+PIECE_CHARS = 1 << 16
+"""Characters of JSON that are written together, at least."""
+
 LATE = 30.0
 """Age in seconds from which a heartbeat is that of a dead process.
 
@@ -192,8 +195,51 @@ def _write_content(path: Path, content: bytes) -> None:
 
 def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
     """Write indented JSON as a whole."""
-    text = json.dumps(value, indent=2, ensure_ascii=False, default=rows_of)
-    write_text(path, text + "\n", durable=durable)
+
+    def write(part: Path) -> None:
+        with part.open("w", encoding="utf-8", newline="") as file:
+            file.writelines(json_pieces(value, rows_of))
+            file.write("\n")
+
+    write_whole(path, write, durable=durable)
+
+
+def json_pieces(value: Any, default: Callable[[Any], Any]) -> Iterator[str]:
+    """Yield indented JSON in pieces of some 64 KB, so that neither its text nor the rows of
+    a long sequence are in memory as a whole.
+
+    Args:
+        value: what is written.
+        default: turns a value that JSON does not know into one that it knows.
+    """
+    encoder = json.JSONEncoder(indent=2, ensure_ascii=False, default=default)
+    parts: list[str] = []
+    num_chars = 0
+    for part in encoder.iterencode(value):
+        parts.append(part)
+        num_chars += len(part)
+        if num_chars >= PIECE_CHARS:
+            yield "".join(parts)
+            parts.clear()
+            num_chars = 0
+    yield "".join(parts)
+
+
+class _StreamedRows(list[Any]):
+    """A sequence as a list for the JSON encoder, which makes each row when it is written.
+
+    The encoder takes only lists, and asks one for its length and its items in order.
+    """
+
+    def __init__(self, rows: Sequence[Any]) -> None:
+        super().__init__()
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._rows)
 
 
 def rows_of(value: Any) -> list[Any]:
@@ -203,13 +249,13 @@ def rows_of(value: Any) -> list[Any]:
         TypeError: if it is no sequence.
     """
     if isinstance(value, Sequence):
-        return list(value)
+        return _StreamedRows(value)
     raise TypeError(f"{type(value).__name__} is not JSON serializable")
 
 
 def plain(value: Any) -> Any:
     """Return rows of a sequence, or the text of anything else that JSON does not know."""
-    return list(value) if isinstance(value, Sequence) else str(value)
+    return _StreamedRows(value) if isinstance(value, Sequence) else str(value)
 
 
 def read_json(path: Path) -> Any:

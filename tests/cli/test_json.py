@@ -3,6 +3,7 @@ object or list then.
 """
 
 import json
+import tracemalloc
 from collections.abc import Iterator
 from inspect import signature
 from pathlib import Path
@@ -14,8 +15,9 @@ import torch
 from safetensors.torch import save_file
 
 from tests.support.command_line import run
-from videotune import console
+from videotune import console, files
 from videotune.cli.main import GROUPS, app
+from videotune.data.clip_table import MappedRows
 from videotune.errors import DONE, SKIPPED
 from videotune.latent_cache.store import LatentCache
 
@@ -67,6 +69,32 @@ def test_json_has_no_character_that_a_terminal_obeys(capsys: Any) -> None:
     assert all(char.isprintable() or char == "\n" for char in printed)
     assert json.loads(printed) == {name: name for name in names} | {"é": "中 😀"}
     assert "中 😀" in printed
+
+
+@pytest.mark.parametrize("to", ["the screen", "a file"])
+def test_rows_that_are_made_one_by_one_are_never_all_in_memory(
+    to: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The account of a large set has a row for each clip, on the disk."""
+    rows = MappedRows(range(4000), lambda number: f"{number} é " * 500)
+    value = {"none": MappedRows([], str), "clips": rows, "notes": ["a"]}
+    tracemalloc.start()
+    if to == "a file":
+        files.write_json(tmp_path / "check.json", value)
+    else:
+        console.print_json(value)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    expected = json.dumps(
+        value | {"none": [], "clips": list(rows)}, indent=2, ensure_ascii=False
+    )
+    written = capfd.readouterr().out
+    if to == "a file":
+        written = (tmp_path / "check.json").read_text(encoding="utf-8")
+    assert written == f"{expected}\n"
+    assert len(expected) > 1e7
+    assert peak < 3e6
 
 
 def setting(**values: Any) -> list[str]:
