@@ -334,7 +334,7 @@ class ModelSpec:
         )
 
     @property
-    def cached_with_clip(self) -> frozenset[str]:
+    def cached_with_latents(self) -> frozenset[str]:
         """Types of the conditions that a clip's own cache entry shows on channels: they are
         encoded together with the clip.
         """
@@ -350,7 +350,7 @@ class ModelSpec:
         """
         if self.control_channels:
             return True
-        return bool(types) and types != self.cached_with_clip
+        return bool(types) and types != self.cached_with_latents
 
     def is_appended(self, condition: str) -> bool:
         """Whether a condition's tokens are appended to the clip's."""

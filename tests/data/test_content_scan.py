@@ -133,10 +133,10 @@ FOUND: dict[str, tuple[Callable[[], np.ndarray], dict[str, Any]]] = {
     "stops halfway": (lambda: pan(1, [min(i, 48) * 2 for i in range(96)]), {"frozen": 0.5}),
     "a slideshow": (lambda: np.repeat(np.stack([landscape(i) for i in range(3)]), 36, 0), {"cuts": (1.5, 3.0), "frozen": 1}),
     **{
-        f"one tone, {tone}": (lambda tone=tone: changed(slice(24), lambda _: tone, shots([1], 48)), {"black": 0.5})
+        f"one tone, {tone}": (lambda tone=tone: changed(slice(24), lambda _: tone, shots([1], 48)), {"blank": 0.5})
         for tone in (0, 255, 90)
     },
-    "a dark room": (lambda: (shots([1], 24) * 0.2).astype(np.uint8), {"black": 0}),
+    "a dark room": (lambda: (shots([1], 24) * 0.2).astype(np.uint8), {"blank": 0}),
     "dark shots": (lambda: (shots([1, 2], 24) * 0.25).astype(np.uint8), {"cuts": (1.0,)}),
     "bars and a logo": (lambda: covered(shots([1, 2, 3], 24)), {"cuts": (1.0, 2.0)}),
     "a flash": (lambda: changed(slice(20, 23), lambda _: 255, shots([1], 48)), {"cuts": ()}),

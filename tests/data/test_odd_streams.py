@@ -308,7 +308,7 @@ def test_a_clip_ends_where_its_pixels_get_wider(tmp_path: Path, suffix: str) -> 
     (tmp_path / "d").mkdir()
     info = probe(join(tmp_path / "d" / f"a{suffix}", *parts))
     assert len(info.ticks) == 40
-    turned_at = scan_content(info, 9.0).turned_at
+    turned_at = scan_content(info, 9.0).form_changes_at
     assert turned_at == pytest.approx(20 / 24, abs=2.5 / 24)
     (account,) = scanned(tmp_path / "d", video_config={"min_frames": 1}).accounts
     assert account["source_frames"] in (18, 19, 20)

@@ -269,7 +269,7 @@ def theirs_of(
     }
     if clip is not None:
         words["image"] = picture_of(clip[:, 0])
-        if "last_frame" in family.spec.cached_with_clip:
+        if "last_frame" in family.spec.cached_with_latents:
             words["last_image"] = picture_of(clip[:, -1])
         if family.spec.control_channels:
             del words["image"]

@@ -4,6 +4,7 @@ rounding, one journal, nothing that hangs.
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -126,6 +127,7 @@ def test_two_processes_with_one_sample_are_one_with_two(
     [
         ("lora.targets=attention",),
         ('lora.targets=["attention","connectors"]',),
+        ("lora.targets=attention", "sharding=FULL"),
         ("training_method=FINE_TUNE", "sharding=FULL", "learning_rate=0.0003"),
     ],
 )
@@ -149,10 +151,18 @@ def test_two_processes_learn_sound_as_one_does(
     assert train(both, whole) == DONE
 
     run = tmp_path / "run"
-    arguments = ["--out", str(run), *overrides_from(words, "batch_size=1")]
-    ended = processes(2, tmp_path / "logs", ["train", *arguments])
+    settings = overrides_from(words, "batch_size=1", "save_every=1")
+    ended = processes(2, tmp_path / "logs", ["train", "--out", str(run), *settings])
     assert ended.codes == (DONE, DONE), ended.failures
     assert_runs_close(run, whole)
+
+    # Of three, one has no sample, and so no gradient of anything.
+    of_three = shutil.copytree(run, tmp_path / "of three")
+    resumed = ["train", "--out", str(of_three), "--resume", "--from", "1"]
+    ended = processes(3, tmp_path / "logs", resumed)
+    assert ended.codes == (DONE,) * 3, ended.failures
+    assert_runs_close(of_three, whole)
+
     parts = [line.get("sound") for line in steps_of(run)]
     theirs = [line.get("sound") for line in steps_of(whole)]
     assert [part is None for part in parts] == [part is None for part in theirs]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from videotune.runs.journal import readings_of, with_mean_of_parts
+from videotune.runs.journal import readings_of, with_mean_of_modalities
 from videotune.validation.overfitting import (
     LEARNING,
     OVERFITTING,
@@ -83,7 +83,7 @@ def test_the_best_step_is_that_of_the_mean_of_both() -> None:
     assert verdict is not None
     means = {
         line["step"]: line["held_out"]["normalised"]
-        for line in with_mean_of_parts(readings_of(journal))
+        for line in with_mean_of_modalities(readings_of(journal))
     }
     assert verdict.best_step == min(means, key=means.__getitem__) == 200
     assert verdict.best == pytest.approx(0.6)

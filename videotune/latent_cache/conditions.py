@@ -164,7 +164,7 @@ def shown_on_channels(
     shown_types = frozenset(filter(spec.is_on_channels, condition_types))
     # A still has only what its own entry holds.
     is_still = window.shape.frames == 1
-    return shown_types & spec.cached_with_clip if is_still else shown_types
+    return shown_types & spec.cached_with_latents if is_still else shown_types
 
 
 def channel_sets(config: Config, spec: ModelSpec) -> list[frozenset[str]]:

@@ -20,8 +20,8 @@ class StepDraws:
     condition_types: tuple[frozenset[str], ...]
     """Types of the conditions of each sample."""
     boxes: tuple[int, ...]
-    """Which of the drawn rectangles is masked in each sample (condition "mask" without a
-    file).
+    """Which of the cached random boxes (regions to paint anew) each sample hides; 0 if it
+    hides none.
     """
     t: Tensor
     """Noise levels (B,) of the video, or of the sound if the video is given."""

@@ -45,11 +45,15 @@ class Shards:
     """
 
     def __init__(self) -> None:
-        self.parameters: dict[str, nn.Parameter] = {}
-        """This process's rows by name; ``collect`` sets the gradients."""
+        self.local_parameters: dict[str, nn.Parameter] = {}
+        """What exists in this process, by name: its rows of each tensor of which it has some.
+        ``take_gradients`` sets the gradients.
+        """
 
-        self.rows: dict[str, Shard] = {}
-        """The rows of every sharded parameter that trains, empty ones included."""
+        self.layout: dict[str, Shard] = {}
+        """Which rows this process has of every sharded parameter that trains, also of those of
+        which it has none.
+        """
 
         self._sharded: dict[str, Any] = {}
 
@@ -109,24 +113,24 @@ class Shards:
         """Make a local parameter share memory with its rows in the bound network."""
         rows: Tensor = self._sharded[name].to_local()
         first = _first_row(shape[0], mesh.get_local_rank(), mesh.size())
-        self.rows[name] = Shard(full_shape=shape, first=first, count=rows.shape[0])
+        self.layout[name] = Shard(full_shape=shape, first=first, count=rows.shape[0])
         if rows.shape[0] == 0:
             return
 
-        parameter = self.parameters.get(name)
+        parameter = self.local_parameters.get(name)
         if parameter is None:
-            self.parameters[name] = nn.Parameter(rows)
+            self.local_parameters[name] = nn.Parameter(rows)
         else:
             rows.copy_(parameter)
             parameter.data = rows
 
     @torch.no_grad()
-    def collect(self) -> None:
-        """Move the summed gradients to the local parameters after the backward pass.
+    def take_gradients(self) -> None:
+        """Hand the gradients that FSDP has summed to this process's rows; nothing is sent.
 
         The gradient is zero if no sample of the step used a parameter.
         """
-        for name, parameter in self.parameters.items():
+        for name, parameter in self.local_parameters.items():
             sharded = self._sharded[name]
             if sharded.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -146,21 +150,21 @@ class Shards:
         Args:
             sum_over_processes: sums a tensor over the processes of the mesh, in place.
         """
-        if not self.rows:
+        if not self.layout:
             return  # an adapter trains, which is not sharded
 
         device = next(iter(self._sharded.values())).device
-        is_nonzero = torch.zeros(len(self.rows), dtype=torch.int32, device=device)
-        for index, name in enumerate(self.rows):
-            if name in self.parameters:
-                gradient = self.parameters[name].grad
-                assert gradient is not None, "collect gives each one a gradient"
+        is_nonzero = torch.zeros(len(self.layout), dtype=torch.int32, device=device)
+        for index, name in enumerate(self.layout):
+            if name in self.local_parameters:
+                gradient = self.local_parameters[name].grad
+                assert gradient is not None, "take_gradients gives each one a gradient"
                 is_nonzero[index] = gradient.any()
 
         counts = sum_over_processes(is_nonzero).tolist()
-        for name, count in zip(self.rows, counts, strict=True):
-            if not count and name in self.parameters:
-                self.parameters[name].grad = None
+        for name, count in zip(self.layout, counts, strict=True):
+            if not count and name in self.local_parameters:
+                self.local_parameters[name].grad = None
 
 
 def _move_unsharded(

@@ -216,7 +216,7 @@ class Wan(DiffusersModel):
             attention_heads=net["num_attention_heads"],
             text_width=net["text_dim"],
             image_conditioning=kind.image_conditioning,
-            first_frame=kind.first_frame,
+            first_frame=kind.first_frame_share,
             further_conditions=kind.conditions,
             experts=experts,
             timestep_shift=5.0 if is_wan22 else cls.spec.timestep_shift,
@@ -253,7 +253,7 @@ class Wan(DiffusersModel):
             return {}
         known = torch.zeros(frames.shape[1:], dtype=torch.bool)
         known[0] = True
-        if "last_frame" in self.spec.cached_with_clip:
+        if "last_frame" in self.spec.cached_with_latents:
             known[-1] = True
         return self.channel_states(ConditionPixels(frames, known))
 
@@ -279,7 +279,7 @@ class Wan(DiffusersModel):
         states = {"image": image.to(self.dtype)}
 
         if self._uses_clip_vision:
-            ends = (0, -1) if "last_frame" in self.spec.cached_with_clip else (0,)
+            ends = (0, -1) if "last_frame" in self.spec.cached_with_latents else (0,)
             states["clip"] = torch.cat(
                 [self._clip_vision_states(pixels, end) for end in ends]
             )
@@ -315,7 +315,7 @@ class Wan(DiffusersModel):
 
     def _clip_vision_tokens(self) -> int:
         """Return how many states CLIP gives of an image."""
-        images = 2 if "last_frame" in self.spec.cached_with_clip else 1
+        images = 2 if "last_frame" in self.spec.cached_with_latents else 1
         return self.spec.image_numbers // self._clip_vision_width // images
 
     def blank_channels(self, shape: ClipShape) -> dict[str, Tensor]:
@@ -462,7 +462,9 @@ class Wan(DiffusersModel):
                 ("image_encoder", "image_processor") if self._uses_clip_vision else ()
             )
             image_prints = [fingerprint(self.folder / part) for part in image_parts]
-            images = "images" if "last_frame" in self.spec.cached_with_clip else "image"
+            images = (
+                "images" if "last_frame" in self.spec.cached_with_latents else "image"
+            )
             prints["vae"] = "-".join(
                 [prints["vae"], images, *image_prints, str(self.dtype)]
             )
@@ -475,7 +477,10 @@ class _Kind:
 
     name: str
     image_conditioning: ImageConditioning
-    first_frame: float | None
+    first_frame_share: float | None
+    """Share of the samples that are given their first frame, by default; None: the kind
+    has none.
+    """
     conditions: Mapping[str, ConditionSupport]
     images: int = 0
     """Images of which the denoiser reads CLIP's states."""
@@ -498,18 +503,22 @@ def _kind_of(
     positions = net.get("pos_embed_seq_len")
     if positions is not None:
         _check_positions(folder, positions, net)
-        return _Kind("FLF2V", "concat", 1.0, BOTH_ENDS, images=2)
+        return _Kind(
+            "FLF2V", "concat", first_frame_share=1.0, conditions=BOTH_ENDS, images=2
+        )
     if is_ti2v:
-        return _Kind("TI2V", "replace", 0.0, IN_PLACE)
+        return _Kind("TI2V", "replace", first_frame_share=0.0, conditions=IN_PLACE)
     if not from_image:
-        return _Kind("T2V", "none", None, IN_PLACE)
+        return _Kind("T2V", "none", first_frame_share=None, conditions=IN_PLACE)
     if net.get("image_dim") is None:
-        return _Kind("I2V", "concat", 1.0, ON_CHANNELS)
+        return _Kind("I2V", "concat", first_frame_share=1.0, conditions=ON_CHANNELS)
 
     # CLIP's states are those of a first frame alone.
     last_frame = ConditionSupport("channels", in_diffusers=False)
     conditions = {**ON_CHANNELS, "last_frame": last_frame}
-    return _Kind("I2V", "concat", 1.0, conditions, images=1)
+    return _Kind(
+        "I2V", "concat", first_frame_share=1.0, conditions=conditions, images=1
+    )
 
 
 def _channels_with_image(vae: Mapping[str, Any]) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 from videotune.errors import VideotuneError, did_you_mean
 from videotune.files import life, near_paths
-from videotune.runs.journal import readings_of, sound_of, with_mean_of_parts
+from videotune.runs.journal import readings_of, sound_of, with_mean_of_modalities
 from videotune.runs.schemas import parse_line, read_record
 from videotune.runs.step_sums import StepErrors, Steps, regularization
 
@@ -126,7 +126,9 @@ class Run:
         """Steps and errors on held-out clips, relative to the first validation; of video
         and sound the mean.
         """
-        return points(with_mean_of_parts(self.validations), "held_out", "normalised")
+        return points(
+            with_mean_of_modalities(self.validations), "held_out", "normalised"
+        )
 
     def absent(self, event: str, key: str = "") -> str:
         """Return why a chapter is empty.

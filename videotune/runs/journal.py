@@ -177,7 +177,7 @@ def sound_of(readings: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return readings_of_sound
 
 
-def with_mean_of_parts(
+def with_mean_of_modalities(
     readings: Iterable[Mapping[str, Any]],
 ) -> list[Mapping[str, Any]]:
     """Return readings with the mean of video and sound as the value of the held-out

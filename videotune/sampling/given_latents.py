@@ -155,7 +155,7 @@ def _encode_shown(
     key: str,
 ) -> LatentDistribution:
     """Encode what a sample is given in its own place."""
-    is_alone = family.spec.cached_with_clip == {"first_frame"}
+    is_alone = family.spec.cached_with_latents == {"first_frame"}
     is_alone |= family.spec.is_in_place("first_frame")
     if files.types == {"first_frame"} and is_alone:
         assert files.image is not None

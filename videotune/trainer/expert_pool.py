@@ -319,7 +319,7 @@ class ExpertLoader:
         if name in self._host_weights:
             elsewhere |= set(self._host_weights[name].parameters)
         if name in pool.shards:
-            elsewhere |= set(pool.shards[name].rows)
+            elsewhere |= set(pool.shards[name].layout)
         bind_parameters(
             net,
             {key: value for key, value in parameters.items() if key not in elsewhere},
@@ -350,12 +350,11 @@ class ExpertLoader:
 
         local: dict[str, nn.Parameter] = {}
         for key, parameter in parameters.items():
-            if key not in shards.rows:
+            if key not in shards.layout:
                 local[key] = parameter
-            elif (
-                key in shards.parameters
-            ):  # a process may have no row of a small weight
-                local[key] = shards.parameters[key]
+            elif key in shards.local_parameters:
+                local[key] = shards.local_parameters[key]
+            # Of a small weight this process may have no row.
         return local
 
     def _place(
@@ -367,8 +366,8 @@ class ExpertLoader:
         *,
         is_first: bool,
     ) -> Parameters:
-        """Set up compilation and block offload, and return the parameters as the device
-        holds them.
+        """Set up compilation and block offload, and return the parameters that the optimizer
+        updates: of streamed blocks, those in host memory.
         """
         pool.streams = arrange_blocks(
             net,
@@ -430,7 +429,7 @@ def arrange_blocks(
             compiled.add(net, spec.block_lists, mode, draws=draws)
         return None
 
-    # Inputs and weights are fetched outside of the graphs.
+    # ``stream_blocks`` checkpoints around the compiled blocks, so they have none inside.
     if compiled is not None:
         compiled.add(net, spec.block_lists, OFF)
 

@@ -1,24 +1,27 @@
-"""The gradients of a step between backward and update: brought together from shards,
-copies and processes, then clipped.
+"""The gradients of a step between backward and update: moved from FSDP's shards to this
+process's rows and from bf16 weights to their masters, summed over processes, and clipped.
 """
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Sequence
 
+import torch
+from torch import Tensor, nn
+
+from videotune.memory.sharding import Shards
 from videotune.trainer.optimizers import clip_grad_norm, norm_of
 from videotune.trainer.step_context import StepContext, TrainableState
 from videotune.trainer.step_record import Clock
 
 
-def finish_gradients(
+def sum_and_clip(
     trainable: TrainableState,
     context: StepContext,
     values: Tensor,
     clock: Clock,
     *,
-    may_lack_some: bool,
+    one_modality_only: bool,
 ) -> Tensor:
     """Sum gradients and ``values`` over processes, clip the gradient, and return its
     norm () before clipping.
@@ -28,68 +31,107 @@ def finish_gradients(
         context: what all steps of the run share.
         values: of the step.
         clock: measures the phases of the step.
-        may_lack_some: the model has video and sound, and the step learns only one of them.
-            Weights that only the other one reads must have no gradient, or the optimizer
-            would move them.
+        one_modality_only: the model has video and sound, and the step learns only one of
+            them. Weights that only the other one reads must have no gradient, or the
+            optimizer would move them.
     """
-    if trainable.shards is not None:
-        trainable.shards.collect()
-        if may_lack_some:
-            trainable.shards.drop_zero_gradients(context.dist.all_reduce)
-    _complete_gradients(trainable)
-    if context.dist.size > 1:
-        return _finish_gradients_across_processes(trainable, context, values, clock)
-
-    parameters = list(trainable.parameters.values())
-    if trainable.loss_scale is not None:
-        trainable.loss_scale.unscale(parameters)
-    return clip_grad_norm(parameters, context.max_grad_norm)
-
-
-def _complete_gradients(trainable: TrainableState) -> None:
-    """Bring the gradients to the float32 copies of weights that the optimizer updates.
-
-    If no micro-batch reached a trained weight (no caption has a new token), gradients
-    become zero, so that every process joins the sum and the optimizer updates the same
-    tensors.
-    """
+    shards = trainable.shards
+    if shards is not None:
+        shards.take_gradients()
+        if one_modality_only:
+            shards.drop_zero_gradients(context.dist.all_reduce)
+            _drop_zeros(trainable, shards)
     if trainable.masters is not None:
         trainable.masters.grads_to_masters()
 
     parameters = list(trainable.parameters.values())
+    local_shards, replicated = _by_sharding(trainable)
+    if context.dist.size > 1:
+        # What came since the backward pass counts as the optimizer's.
+        clock.end_phase("optimizer")
+        reads_sound = context.family.spec.reads_sound
+        context.dist.all_reduce_gradients(replicated, keep_missing=reads_sound)
+        context.dist.sum_over_groups(values)
+        clock.end_phase("waiting")
+
+    # No caption of the step has a new token. The optimizer updates the same tensors in
+    # every step.
     if all(parameter.grad is None for parameter in parameters):
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
-
-
-def _finish_gradients_across_processes(
-    trainable: TrainableState, context: StepContext, values: Tensor, clock: Clock
-) -> Tensor:
-    """Do what ``finish_gradients`` does, where several processes share the step."""
-    dist = context.dist
-    shards = trainable.shards
-    parameters = list(trainable.parameters.values())
-    sharded = []
-    if shards is not None:
-        sharded = [trainable.parameters[name] for name in shards.parameters]
-    sharded_ids = {id(parameter) for parameter in sharded}
-    replicated = [
-        parameter for parameter in parameters if id(parameter) not in sharded_ids
-    ]
-
-    clock.end_phase("optimizer")
-    dist.all_reduce_gradients(replicated, keep_missing=context.family.spec.reads_sound)
-    dist.sum_over_groups(values)
-    clock.end_phase("waiting")
     if trainable.loss_scale is not None:
         trainable.loss_scale.unscale(parameters)
-    # With an adapter only frozen weights are sharded: there are no rows, and each process
-    # has the whole gradient.
-    if shards is None or not shards.rows:
-        return clip_grad_norm(parameters, context.max_grad_norm)
 
-    # Sum on the same device on every process, also on one without a row of the network.
-    device = parameters[0].device
-    squared_norm = dist.all_reduce(norm_of(sharded).float().to(device) ** 2)
+    norm = None
+    if shards is not None and shards.layout:
+        norm = _norm_of_shards(context, local_shards, replicated, parameters[0].device)
+    return clip_grad_norm(parameters, context.max_grad_norm, norm)
+
+
+@torch.no_grad()
+def _drop_zeros(trainable: TrainableState, shards: Shards) -> None:
+    """Remove gradients of zeros of what every process has whole, as
+    ``Shards.drop_zero_gradients`` does for what is sharded.
+
+    An adapter's are removed only if all of the module's are zero: the first factor of a
+    new LoRA has a gradient of zero although the module was used.
+    """
+    by_module: dict[str, list[nn.Parameter]] = {}
+    gradients: dict[str, list[Tensor]] = {}
+    own_parameters = trainable.module_params or trainable.parameters
+    for name, parameter in own_parameters.items():
+        if parameter.grad is None or name in shards.local_parameters:
+            continue
+        is_adapter = not shards.layout
+        module = _module_of(name) if is_adapter else name
+        by_module.setdefault(module, []).append(parameter)
+        gradients.setdefault(module, []).append(parameter.grad)
+    if not by_module:
+        return
+
+    norms = [nn.utils.get_total_norm(tensors).float() for tensors in gradients.values()]
+    for module, norm in zip(by_module, torch.stack(norms).tolist(), strict=True):
+        if norm == 0:
+            for parameter in by_module[module]:
+                parameter.grad = None
+
+
+def _module_of(name: str) -> str:
+    """Return the path of the module to which a parameter of an adapter belongs."""
+    module, is_lora, _ = name.partition(".lora_")
+    return module if is_lora else name.rpartition(".")[0]
+
+
+def _by_sharding(
+    trainable: TrainableState,
+) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Return the parameters of which this process has some rows, and those that every
+    process has whole.
+
+    With an adapter only frozen weights are sharded, so that all are of the second kind.
+    """
+    names = (
+        set() if trainable.shards is None else set(trainable.shards.local_parameters)
+    )
+    local_shards: list[nn.Parameter] = []
+    replicated: list[nn.Parameter] = []
+    for name, parameter in trainable.parameters.items():
+        kind = local_shards if name in names else replicated
+        kind.append(parameter)
+    return local_shards, replicated
+
+
+def _norm_of_shards(
+    context: StepContext,
+    local_shards: Sequence[nn.Parameter],
+    replicated: Sequence[nn.Parameter],
+    device: torch.device,
+) -> Tensor:
+    """Return the norm () of the whole gradient, of which other processes have rows.
+
+    Every process sums on the same device, also one without a row.
+    """
+    squared_norm = norm_of(local_shards).float().to(device) ** 2
+    squared_norm = context.dist.all_reduce(squared_norm)
     squared_norm = squared_norm + norm_of(replicated).to(device) ** 2
-    return clip_grad_norm(parameters, context.max_grad_norm, squared_norm.sqrt())
+    return squared_norm.sqrt()

@@ -64,7 +64,7 @@ def _load_expert(
     elif config.training_method == "EMBEDDING":
         taken = put_rows(source, family, trainable.parameters)
     elif source.is_dir():
-        rows = trainable.shards.rows if trainable.shards is not None else {}
+        rows = trainable.shards.layout if trainable.shards is not None else {}
         weights = of_expert(checkpoint_in(source).load("weights"), name_prefix)
         load_weights(trainable.parameters, cut(weights, rows), f"init_from: {source}")
         taken = f"all {len({*trainable.parameters, *rows})} tensors"

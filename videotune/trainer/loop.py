@@ -124,7 +124,7 @@ def _train_to_the_end(trainer: Trainer, journal: DelayedJournal) -> str:
         stop_requested = stop_reason is not None
         must_flush = is_last or stop_requested or any(due)
         if must_flush or _needs_its_record(trainer, step):
-            journal.flush()  # counts skipped steps
+            journal.flush()  # it also counts skipped steps, which comes next
             _refuse_skipped_steps(trainer)
         if not still_writing:
             finish_pending_save(trainer)
@@ -142,8 +142,8 @@ def _train_to_the_end(trainer: Trainer, journal: DelayedJournal) -> str:
         if ran_more_than_saving and not is_last:
             ended_by = _ended_by_callback(trainer)
             if ended_by is not None:
-                # Does nothing if this step has a kept checkpoint; one that is only a
-                # backup is kept from now on.
+                # A step with a kept checkpoint is not saved again. If it has only a backup,
+                # which may be removed, it is.
                 save(trainer, step)
                 finish_pending_save(trainer)
                 return ended_by
@@ -320,6 +320,7 @@ def step_context(trainer: Trainer) -> StepContext:
     return StepContext(
         family=trainer.family,
         objective=trainer.source.objective,
+        # The processes with which the run began, so that a resume keeps the same steps.
         micro_batch_count=config.gradient_accumulation_steps * trainer.job.processes,
         max_grad_norm=config.max_grad_norm,
         network_seed=config.seed if config.lora.dropout else None,

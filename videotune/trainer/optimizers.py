@@ -40,7 +40,8 @@ class OptimizerList:
 class ClassOptimizers(OptimizerList):
     """Optimizers of a class that the config names, one a group or a parameter.
 
-    All their numbers are saved, since what a class counts in its groups is not known.
+    A checkpoint keeps every number of their ``param_groups``. Of the optimizers of the table
+    it keeps only those that updates change (``optimizer_state.COUNTED``).
     """
 
 

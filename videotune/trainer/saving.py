@@ -31,7 +31,7 @@ from videotune.runs.checkpoint import (
     sweep,
 )
 from videotune.runs.checkpoint_writer import save_checkpoint
-from videotune.runs.journal import readings_of, with_mean_of_parts
+from videotune.runs.journal import readings_of, with_mean_of_modalities
 from videotune.runs.run_dir import poll_control
 from videotune.text import counted
 from videotune.trainer.optimizer_state import names_with_state, optimizer_state
@@ -401,9 +401,7 @@ def write_saved(
 
 
 def is_kept(run: Path, step: int, kind: str) -> bool:
-    """Return whether a step has a checkpoint that stays at least as long as one of this
-    kind.
-    """
+    """Return whether a step has a checkpoint of this kind; a save counts as a backup, too."""
     for checkpoint in complete_checkpoints(run):
         if checkpoint.step == step and kind in ("backup", checkpoint.kind):
             return True
@@ -442,7 +440,7 @@ def best_step(lines: Iterable[Mapping[str, Any]], steps: Collection[int]) -> int
     called best.
     """
     loss_by_step: dict[int, float] = {}
-    for line in with_mean_of_parts(readings_of(lines)):
+    for line in with_mean_of_modalities(readings_of(lines)):
         loss = (line.get("held_out") or {}).get("normalised")
         if line["step"] not in steps:
             continue

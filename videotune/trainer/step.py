@@ -22,7 +22,7 @@ from videotune.memory.host_weights import to_host
 from videotune.memory.out_of_memory import is_out_of_memory
 from videotune.rng import torch_seed
 from videotune.trainer.gradient_norms import GradientNorms
-from videotune.trainer.gradients import finish_gradients
+from videotune.trainer.gradients import sum_and_clip
 from videotune.trainer.low_precision import (
     update_each_rounded,
 )
@@ -99,7 +99,7 @@ def train_step(
             _begin_backward_updates(context, trainable, step_batch, update_number)
         _accumulate_with_fallbacks(context, net, trainable, step_batch, clock, values)
 
-        grad_norm = _gradient_norm(context, trainable, step_batch, values, clock)
+        grad_norm = _finish_gradients(context, trainable, step_batch, values, clock)
         if context.gradient_norms is not None:
             _keep_norms(context.gradient_norms, trainable, step_batch.step)
         _write_norm(values, grad_norm)
@@ -132,7 +132,7 @@ def _begin_backward_updates(
     trainable.backward_optimizer.begin(update_number)
 
 
-def _gradient_norm(
+def _finish_gradients(
     context: StepContext,
     trainable: TrainableState,
     step_batch: StepBatch,
@@ -145,9 +145,10 @@ def _gradient_norm(
     """
     if trainable.backward_optimizer is not None:
         return trainable.backward_optimizer.norm()
-    learns_one_of_two = context.family.spec.reads_sound and step_batch.sound_t is None
-    return finish_gradients(
-        trainable, context, values, clock, may_lack_some=learns_one_of_two
+    has_both = step_batch.sound_t is not None
+    one_modality_only = context.family.spec.reads_sound and not has_both
+    return sum_and_clip(
+        trainable, context, values, clock, one_modality_only=one_modality_only
     )
 
 
@@ -164,8 +165,8 @@ def _write_norm(values: Tensor, grad_norm: Tensor) -> None:
 def _keep_norms(
     gradient_norms: GradientNorms, trainable: TrainableState, step: int
 ) -> None:
-    """Keep the norms of a step's gradients, if they are wanted: clipped ones, but with
-    updates during backward those of before.
+    """Keep the norms of a step's gradients, if they are wanted: after clipping, or with
+    updates during backward before it.
     """
     backward_optimizer = trainable.backward_optimizer
     if backward_optimizer is None:
@@ -310,7 +311,7 @@ def accumulate_gradients(
         if context.captured is None:
             output = _forward_and_backward(context, net, trainable, inputs, clock)
         else:
-            # A graph is both halves, and counts as "backward".
+            # What precedes the pass counts as "forward", the graph as "backward".
             clock.end_phase("forward")
             run_pass = partial(_forward_and_backward, context, net, trainable)
             output = context.captured.run(net, inputs, run_pass)
@@ -357,7 +358,8 @@ def _forward_and_backward(
 
     if trainable.backward_optimizer is not None:
         trainable.backward_optimizer.expect_loss(output.weighted_loss)
-    if output.weighted_loss.requires_grad:  # False if no caption has a new token
+    # False in textual inversion, if no caption holds the new token.
+    if output.weighted_loss.requires_grad:
         loss = output.weighted_loss
         if trainable.loss_scale is not None:
             loss = trainable.loss_scale.scaled(loss)
@@ -436,7 +438,7 @@ def _update(
     first_rows = {}
     if trainable.shards is not None:
         first_rows = {
-            name: shard.first for name, shard in trainable.shards.rows.items()
+            name: shard.first for name, shard in trainable.shards.layout.items()
         }
     update_each_rounded(
         trainable.optimizer,

@@ -81,6 +81,7 @@ class TrainableState:
     None: it updates them directly.
     """
     expert: str | None = None
+    """Its name, in a model with two experts; else None."""
     text: LiveText | None = None
     """How captions are encoded in the step, because something of their encoder trains.
 

@@ -60,8 +60,8 @@ def make_trainable(
         steps: how many steps of the run train it.
     """
     settings = config.optimizer
-    is_one_of_two = len(family.spec.experts) > 1 and expert != TEXT
-    denoiser_group = expert if is_one_of_two else "transformer"
+    is_one_of_two_experts = len(family.spec.experts) > 1 and expert != TEXT
+    denoiser_group = expert if is_one_of_two_experts else "transformer"
 
     lr_schedules = make_lr_schedules(config, family.spec, expert, steps)
     groups, lr_schedules = rate_groups(
@@ -107,7 +107,7 @@ def make_trainable(
         masters=masters if has_master_copies else None,
         ema=_make_average(config, updated, optimizer),
         module_params=module_params if has_master_copies else None,
-        expert=expert if is_one_of_two else None,
+        expert=expert if is_one_of_two_experts else None,
         text=live_text(config),
         rounding_seed=rounding_seed,
         backward_optimizer=backward_optimizer,

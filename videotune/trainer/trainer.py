@@ -144,7 +144,7 @@ class Trainer:
         Empty without sharding.
         """
         return self._named(
-            {expert: shards.rows for expert, shards in self.pool.shards.items()}
+            {expert: shards.layout for expert, shards in self.pool.shards.items()}
         )
 
     def _named(self, by_expert: Mapping[str, Mapping[str, T]]) -> dict[str, T]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import ceil, sqrt
 from typing import Any
 
-from videotune.runs.journal import readings_of, sound_of, with_mean_of_parts
+from videotune.runs.journal import readings_of, sound_of, with_mean_of_modalities
 from videotune.text import counted_are
 
 LEARNING = "LEARNING"
@@ -133,7 +133,7 @@ def ranking(readings: Sequence[Reading], verdict: Verdict) -> Sequence[Reading]:
     """
     parts = verdict.parts or {}
     if parts.get("video") and parts.get("sound"):
-        return with_mean_of_parts(readings)
+        return with_mean_of_modalities(readings)
     return sound_of(readings) if parts.get("sound") else readings
 
 
@@ -157,7 +157,7 @@ def _joined(video: Verdict, sound: Verdict, readings: Sequence[Reading]) -> Verd
     labels = (OVERFITTING, LEARNING, PLATEAU)
     label = min(video.label, sound.label, key=labels.index)
     decisive = video if video.label == label else sound
-    means = with_mean_of_parts(readings)
+    means = with_mean_of_modalities(readings)
     best = lowest(means)
     return replace(
         decisive,

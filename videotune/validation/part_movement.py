@@ -117,7 +117,7 @@ def parts_of(
 
 def _rows_of(trainable: TrainableState) -> Mapping[str, Shard]:
     """Return this process's rows of sharded parameters, by name."""
-    return {} if trainable.shards is None else trainable.shards.rows
+    return {} if trainable.shards is None else trainable.shards.layout
 
 
 def sampled(value: Tensor, shard: Shard | None = None) -> Tensor:
