@@ -14,7 +14,7 @@ from typing import TypeVar
 import typer
 
 from videotune.config.base_models import download_size
-from videotune.console import print_table
+from videotune.console import print_table, tell
 from videotune.errors import VideotuneError
 from videotune.planner.preset_fits import (
     PresetFit,
@@ -101,16 +101,16 @@ def ask_model(gigabytes: int) -> str:
     """
     columns = ["model", "cards", "base model"]
     if gigabytes:
-        columns = [
-            "model",
-            f"on {gigabytes} GB",
-            "2,000 steps or the preset's",
-            "base model",
-        ]
+        columns = ["model", f"on {gigabytes} GB", "hours", "base model"]
     rows = []
     for model in _fitting_first(gigabytes):
         rows.append([model, *_fit_cells(model, gigabytes), _download(model)])
     print_table("models", columns, rows)
+    if gigabytes:
+        tell(
+            "Hours and fit are calculated for the preset's steps, not measured; the host's "
+            "memory is not counted, `videotune plan` counts it. The base model is a download."
+        )
     default = first_choice(gigabytes)
     return str(
         typer.prompt("Which model?", default=default, value_proc=_again(find_model))

@@ -76,8 +76,8 @@ def _list_for_card(text: str) -> dict[str, Any]:
     columns = ["preset", "trains", f"on {name}", "hours", "base model"]
     print_table("presets", columns, rows)
     tell(
-        f"Calculated for clips of eight seconds on known cards of such memory, not "
-        f'measured; for your clips: videotune plan CLIPS --preset NAME --card "{name}"'
+        f"Calculated for clips of eight seconds on known cards of such memory, without "
+        f'the host memory, not measured; for your clips: videotune plan CLIPS --preset NAME --card "{name}"'
     )
     fit_by_preset = {preset: fit_words(fit) for preset, fit in fits.items()}
     return {"card": name, "fits": fit_by_preset}
