@@ -25,7 +25,7 @@ from videotune.reporter.build import page
 from videotune.reporter.read import read_run
 from videotune.runs.heartbeat import Heartbeat, keep_heartbeat
 from videotune.runs.journal import read_journal
-from videotune.trainer import setup, step
+from videotune.trainer import gradients, setup
 from videotune.trainer.ema import EmaWeights
 
 pytestmark = pytest.mark.usefixtures("server")
@@ -77,7 +77,7 @@ def test_a_cache_that_is_damaged_in_mid_training_ends_the_run_with_its_last_step
         work.run,
         work.tmp / "cache",
         {},
-        step.clip_grad_norm,
+        gradients.clip_grad_norm,
         interruptions.nth(3),
     )
 
@@ -93,7 +93,7 @@ def test_a_cache_that_is_damaged_in_mid_training_ends_the_run_with_its_last_step
         return clip(*given)
 
     monkeypatch.setattr(setup, "CACHE_BYTES_IN_MEMORY", 0)
-    monkeypatch.setattr(step, "clip_grad_norm", damage)
+    monkeypatch.setattr(gradients, "clip_grad_norm", damage)
     with pytest.raises(VideotuneError, match="missing or damaged"):
         train(work.overrides("steps=8", "save_every=0", f"cache_dir={cache}"), run)
     last = steps_of(run)[-1]["step"]

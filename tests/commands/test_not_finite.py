@@ -32,6 +32,7 @@ from videotune.files import read_json
 from videotune.latent_cache.batches import BatchSource
 from videotune.memory.out_of_memory import is_out_of_memory
 from videotune.planner.out_of_memory import remedies
+from videotune.trainer import gradients as gradients_module
 from videotune.trainer import loop, network_pass
 from videotune.trainer import step as step_module
 from videotune.trainer import trainable as trainable_module
@@ -82,15 +83,15 @@ def spoil_clip(
 
 def spoil_gradient(monkeypatch: Patch, steps: set[int], value: float) -> None:
     """The loss is finite at these steps, and the gradient is not."""
-    clip, taken = step_module.clip_grad_norm, []
+    clip, taken = gradients_module.clip_grad_norm, []
 
-    def spoilt(parameters: Any, most: float) -> torch.Tensor:
+    def spoilt(parameters: Any, most: float, norm: Any = None) -> torch.Tensor:
         taken.append(1)
         if len(taken) in steps:
             parameters[-1].grad.view(-1)[0] = value
-        return clip(parameters, most)
+        return clip(parameters, most, norm)
 
-    monkeypatch.setattr(step_module, "clip_grad_norm", spoilt)
+    monkeypatch.setattr(gradients_module, "clip_grad_norm", spoilt)
 
 
 @METHODS
