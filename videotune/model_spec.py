@@ -19,13 +19,13 @@ last latents.
 """
 
 ASSET = "asset:"
-"""What the names of base models begin with that come with videotune."""
+"""Beginning of the names of base models that come with videotune."""
 
 
 def asset_title(name: str) -> str | None:
     """Return the title of a base model that comes with videotune; None for another.
 
-    It has the shape of a family's model and is none of its checkpoints.
+    Such a model has a family's architecture, but is not one of the family's checkpoints.
     """
     if not name.startswith(ASSET):
         return None
@@ -38,8 +38,8 @@ class VideoRules:
 
     ``data/`` gets only these rules, because it does not import ``models/``.
 
-    A valid frame count is ``frame_step`` · n + ``frame_rest``. None as a limit: there
-    is none.
+    A valid frame count is ``frame_step`` · n + ``frame_rest``. A limit that is None does not
+    exist.
     """
 
     frame_step: int

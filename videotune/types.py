@@ -176,8 +176,8 @@ DETERMINISTIC_VARIANT = -1
 
 @dataclass(frozen=True)
 class FrameSample:
-    """The frames that one variant of a window shows: with the file, all that decides
-    its pixels.
+    """The frames that one variant of a window shows. Together with the file it decides all
+    pixels.
     """
 
     window: Window

@@ -170,7 +170,7 @@ def crop_problem(library: Library, rules: VideoRules, resolution: object) -> str
         cropped.append(window)
         shares.append(visible_share(info.width, info.height, size))
         turned_shares.append(visible_share(info.width, info.height, size[::-1]))
-        # Of most datasets this is the first clip.
+        # In most datasets this is the first clip.
         if shares[-1] >= 0.5:
             return None
     largest_share = max(shares)

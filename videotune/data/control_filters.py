@@ -25,7 +25,7 @@ SOBEL_STEP = 4.0
 
 
 class ControlOption(NamedTuple):
-    """The number that one kind of control has."""
+    """The setting of a kind of control, which is a number."""
 
     name: str
     default: float

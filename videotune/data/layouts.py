@@ -120,7 +120,7 @@ class _Listing(NamedTuple):
     """The files of a dataset folder."""
 
     is_linked: dict[str, bool]
-    """Of each file, by its path, whether a link led to it."""
+    """Whether a link led to a file, by the file's path."""
 
     run_folders: list[str]
     """Folders of training runs, whose files are left out."""
@@ -173,7 +173,7 @@ class _DatasetFolder:
 
         listing = _list_folder(root)
         self.is_linked = listing.is_linked
-        """Of each file, by its path, whether a link led to it."""
+        """Whether a link led to a file, by the file's path."""
 
         self.files = self.is_linked.keys()
 

@@ -17,7 +17,7 @@ class ListedPaths:
     Args:
         root: the dataset's folder.
         within: links may lead to files of this folder.
-        is_linked: of each file, by its path, whether a link led to it.
+        is_linked: whether a link led to a file, by the file's path.
     """
 
     def __init__(self, root: Path, within: Path, is_linked: Mapping[str, bool]) -> None:

@@ -36,7 +36,7 @@ EARLY_SHARE = 0.1
 """
 
 EARLY_SECONDS = EARLY_SHARE * 1001 / 24000
-"""It counts as begun at most this much early, whatever it follows.
+"""A frame counts as begun at most this much early, whatever it follows.
 
 That is a tenth of a frame of film, so about a tenth of the time between two samples at
 the rates of models, and above the rounding of containers (Matroska: 1 ms).

@@ -254,7 +254,7 @@ def video_stream(container: Any) -> Any:
     """Return the video stream that a player shows: the default one, else the largest.
 
     Raises:
-        ClipProblem: "no_video_stream" if there is none but cover pictures.
+        ClipProblem: "no_video_stream" if there are only cover pictures, or nothing.
     """
     streams = _moving_streams(container)
     if not streams:

@@ -106,7 +106,8 @@ class SoundProbe:
     def result(
         self, begin: float, end: float | None, *, has_times: bool
     ) -> tuple[SoundInfo | None, str]:
-        """Return the track if it can be used; and else why not, "" if there is none.
+        """Return the track, or None with the reason why it cannot be used; the reason is ""
+        if there is no track.
 
         Args:
             begin: second at which the first picture is shown, in the container's time.

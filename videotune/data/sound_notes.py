@@ -1,4 +1,4 @@
-"""What is said of the sound of clips: the facts of each, and notes on a dataset."""
+"""Facts of the sound of each clip, and notes on the sound of a dataset."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -52,7 +52,7 @@ def notes_on_sound(candidates: Sequence[Candidate], config: Config) -> list[str]
 
     Args:
         candidates: all usable files.
-        config: the run's config; without ``generate`` nothing is said.
+        config: the run's config. If it reads no sound, there are no notes.
     """
     if not config.reads_sound:
         return []

@@ -219,7 +219,7 @@ def most_expensive_first(shape: ClipShape) -> tuple[int, ClipShape]:
 
 
 def earlier_copies(windows: Sequence[Window]) -> NDArray[np.int64]:
-    """Return of each window how many windows before it are the same."""
+    """Return for each window how many windows before it are the same."""
     if isinstance(windows, WindowTable) and windows.rows is not None:
         rows = windows.rows
     else:

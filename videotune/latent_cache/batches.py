@@ -494,11 +494,11 @@ def assemble(
 
     Args:
         source: where batches come from.
-        windows: of the samples.
-        captions: of the samples.
+        windows: the samples' windows.
+        captions: the samples' captions.
         latents: means of the samples, with the other states of their clips' entries.
         condition_types: the conditions of each sample.
-        variants: of the windows. None: each window's variant without random parts.
+        variants: variant of each window. None: the one without random parts.
         boxes: which of the drawn rectangles is masked in each sample (condition "mask"
             without a file). Empty: the first.
     """

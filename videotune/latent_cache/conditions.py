@@ -143,7 +143,7 @@ def channel_samples(
 
     Args:
         window: the window.
-        variant: of the window.
+        variant: the window's variant.
         shown_types: types of the conditions.
         config: gives the latent frames of a prefix or suffix.
         boxes: number of boxes of a clip without a mask file.
@@ -357,8 +357,8 @@ def condition_form(
 
     Args:
         sample: the condition.
-        channel_forms: of what channels show of its window.
-        spec: of the model.
+        channel_forms: dtypes and sizes of the tensors that channels show of its window.
+        spec: the model's spec.
     """
     if sample.type == CHANNELS:
         return channel_forms
@@ -388,7 +388,7 @@ def companion_sample(
     info = media[file_id]
     times = sample.times
     if not info.still:
-        # It may be a frame shorter than its clip.
+        # A video may be a frame shorter than its clip.
         times = tuple(min(second, info.seconds) for second in times)
     return replace(sample, window=replace(sample.window, clip_id=file_id), times=times)
 
@@ -404,7 +404,7 @@ def put_conditions(
 
     Args:
         x0: latents (C,F,H,W).
-        spec: of the model. Conditions that it takes on channels are left out.
+        spec: the model's spec. Conditions that it takes on channels are left out.
         condition_types: conditions of the sample.
         prefix_frames: latent frames of a prefix.
         encoded: tensors of each condition that is encoded on its own, by type.
@@ -473,7 +473,7 @@ def appended_latents(
 
     Args:
         encoded: tensors of each condition that is encoded on its own, by type.
-        spec: of the model.
+        spec: the model's spec.
     """
     return {
         name: tensors[LATENTS]

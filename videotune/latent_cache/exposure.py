@@ -131,7 +131,7 @@ def exposure(
     """Sum the views of the schedule's entries by window and by clip.
 
     Args:
-        views: of each entry of each bucket.
+        views: views of each entry of each bucket.
         buckets: the window of each entry.
         regularization: ids of the regularization clips.
     """
@@ -156,7 +156,7 @@ def views_of_clips(
     """Return the views of each clip (N,), -1 of those that no bucket has.
 
     Args:
-        views: of each entry of each bucket.
+        views: views of each entry of each bucket.
         buckets: the window of each entry.
         columns: the clips.
     """

@@ -23,9 +23,9 @@ def drop_frames(
 
     Args:
         batch: the samples.
-        probability: of a token to be dropped.
+        probability: probability that a token is dropped.
         frames_per_token: latent frames of a token.
-        seed: of the run.
+        seed: the run's seed.
         step: the step.
         first: index of the batch's first sample among those of the step.
     """

@@ -72,7 +72,8 @@ def verify(store: LatentCache, progress: FileProgressFn) -> list[Damaged]:
 
 
 def prune(store: LatentCache, wanted: Set[EntryName], *, yes: bool) -> Pruned:
-    """Find what of the cache is not ``wanted``, and with ``yes`` remove it.
+    """Find entries and files of the cache that are not ``wanted``, and with ``yes`` remove
+    them.
 
     Raises VideotuneError if another process is filling the cache.
     """

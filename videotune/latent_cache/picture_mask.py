@@ -16,7 +16,7 @@ def picture_mask(
     black border.
 
     Args:
-        windows: of the samples.
+        windows: the samples' windows.
         sizes: (width, height) in pixels of each clip, by id.
         x0: latents of the samples (B,C,F,H,W).
 
@@ -40,7 +40,7 @@ def picture_mask(
         cell_width = shape.width // columns
         has_columns = _covered_cells(left, picture_width, columns, cell_width)
         if window.flip:
-            # This does not know which variant is mirrored, so cells count that hold
+            # It is not known here which variant is mirrored, so cells count that hold
             # picture in either; borders differ by a pixel if their sum is odd.
             has_columns |= has_columns.flip(0)
         mask[:, :, ~has_rows] = 0

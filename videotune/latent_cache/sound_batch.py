@@ -33,9 +33,9 @@ def attach_sound(
 
     Args:
         batch: of samples of one bucket.
-        windows: of the samples.
-        variants: of the windows.
-        spec: of the run.
+        windows: the samples' windows.
+        variants: variant of each window.
+        spec: the spec of the run's model.
         tensors_of: returns the tensors of a window's sound.
     """
     if not windows[0].shape.sound:

@@ -89,7 +89,7 @@ def uniforms(
         stratified: cut [0, 1) into ``count`` equal parts and give sample i part π(i),
             where π is a permutation drawn for the step. The step then covers the
             distribution evenly, and each number alone stays uniform.
-        purpose: of the draws.
+        purpose: what the numbers are drawn for.
     """
     u = torch.tensor(
         [generator_for(seed, purpose, step, i).random() for i in range(count)],
@@ -108,7 +108,7 @@ def share_of(rank_and_size: tuple[int, int], samples: int) -> tuple[int, int]:
 
     Args:
         rank_and_size: the process, counted from 0, and the number of processes.
-        samples: of the step.
+        samples: how many samples the step has.
     """
     rank, size = rank_and_size
     return rank * samples // size, (rank + 1) * samples // size
@@ -122,7 +122,7 @@ def samples_to_run(
 
     Args:
         rank_and_size: see ``share_of``.
-        samples: of the step.
+        samples: how many samples the step has.
         pad_empty_share: give a process without a sample another one's, so that all run the
             network together.
     """

@@ -1,4 +1,4 @@
-"""Bands of how often a run shows a window, and how they are said."""
+"""Bands of how often a run shows a window, and their texts."""
 
 from collections.abc import Mapping
 from typing import Any
