@@ -166,6 +166,7 @@ def fill(family: DiffusersModel, path: str, workers: int) -> float:
             "video_config": {"frames": 9},
         }
         config = parse(settings)
+
         begun = time.perf_counter()
         library = scan(config, family.spec.rules, Path(home) / "cache" / "index.sqlite")
         store = LatentCache(Path(home) / "cache")
@@ -205,6 +206,7 @@ def compare(
             ratios["read-ahead"].append(ahead / local)
             ratios["without"].append(in_turn / local)
             ratios["saved"].append(in_turn / ahead)
+
         row: dict[str, Any] = {"latency_ms": milliseconds}
         for way, values in ratios.items():
             low, high = bootstrap(values)
@@ -258,8 +260,11 @@ def main() -> None:
         serve()
         return
     if options.tiny:
-        options.clips, options.side, options.frames, options.rounds = 3, 64, 17, 1
-        options.objects, options.latencies = 20, [20]
+        options.clips = 3
+        options.side = 64
+        options.rounds = 1
+        options.objects = 20
+        options.latencies = [20]
 
     os.environ |= ENVIRONMENT
     with tempfile.TemporaryDirectory() as name, serving() as server:

@@ -192,10 +192,13 @@ def test_blocks_in_parts_are_chosen_only_where_nothing_else_fits() -> None:
         },
         kept={**plain.kept, IN_PARTS: plain.kept[ON]},
     )
+    tries_parts = Constraints(tries_parts=True)
     smallest = memory.smallest(plain, 1, Constraints())
-    assert memory.smallest(in_parts, 1, Constraints()).needed < smallest.needed
+    assert memory.smallest(in_parts, 1, tries_parts).needed < smallest.needed
+    # A reading of an earlier plan alone changes nothing.
+    assert memory.smallest(in_parts, 1, Constraints()) == smallest
     for limit in (smallest.needed, smallest.needed - 1):
-        fastest = memory.fastest(in_parts, 1, Constraints(), limit, USUAL)
+        fastest = memory.fastest(in_parts, 1, tries_parts, limit, USUAL)
         assert fastest is not None
         is_in_parts = fastest.choice.checkpointing == IN_PARTS
         assert is_in_parts == (limit < smallest.needed)

@@ -390,27 +390,29 @@ def test_settings_that_may_not_be_named_stay_outside(tmp_path: Path, keys: Any) 
     assert len(imported.notes) == 1
 
 
-def test_no_imported_project_names_code_that_is_imported(tmp_path: Path) -> None:
-    """Also for the user at the computer, who did not write it."""
-    settings = RUN_CONFIG["settings"] | {"optimizer": {"name": "prodigyopt:Prodigy"}}
+@pytest.mark.parametrize(
+    ("draft", "run_settings"),
+    [
+        (
+            {"optimizer": "prodigyopt:Prodigy"},
+            {"optimizer": {"name": "prodigyopt:Prodigy"}},
+        ),
+        (
+            {"prior_preservation": "s3://bucket/clips"},
+            {"datasets": [{"path": "s3://bucket/clips"}]},
+        ),
+    ],
+    ids=["code that is imported", "an object store"],
+)
+def test_no_imported_project_names_what_acts_for_the_user(
+    tmp_path: Path, draft: dict[str, Any], run_settings: dict[str, Any]
+) -> None:
+    """Also for the user at the computer, who did not write it, and whose credentials it
+    would use.
+    """
+    settings = RUN_CONFIG["settings"] | run_settings
     files = {
-        "config.json": {"optimizer": "prodigyopt:Prodigy"},
-        "runs/a/config.json": RUN_CONFIG | {"settings": settings},
-        "runs/b/config.json": RUN_CONFIG,
-    }
-    imported = take(tmp_path / "root", files, is_restricted=False)
-    assert projects.draft(imported.project) == {}
-    folder = imported.project.folder
-    assert not (folder / "runs" / "a" / "config.json").exists()
-    assert (folder / "runs" / "b" / "config.json").exists()
-    assert len(imported.notes) == 2
-
-
-def test_no_imported_project_names_an_object_store(tmp_path: Path) -> None:
-    """Also for the user at the computer, whose credentials it would use."""
-    settings = RUN_CONFIG["settings"] | {"datasets": [{"path": "s3://bucket/clips"}]}
-    files = {
-        "config.json": {"prior_preservation": "s3://bucket/clips"},
+        "config.json": draft,
         "runs/a/config.json": RUN_CONFIG | {"settings": settings},
         "runs/b/config.json": RUN_CONFIG,
     }

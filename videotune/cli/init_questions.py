@@ -102,6 +102,7 @@ def ask_model(gigabytes: int) -> str:
     columns = ["model", "cards", "base model"]
     if gigabytes:
         columns = ["model", f"on {gigabytes} GB", "hours", "base model"]
+
     rows = []
     for model in _fitting_first(gigabytes):
         rows.append([model, *_fit_cells(model, gigabytes), _download(model)])

@@ -119,8 +119,9 @@ def plan(
     answer(as_json, result.plan, lambda _: show_plan(result, verbose=verbose))
     if result.exit_code == DONE and not as_json:
         skips = [] if allow_skips is None else ["--allow-skips", allow_skips]
-        out = "runs/first" if run == DEFAULT_OUT else str(run)
-        echo(f"next: {next_command('train', overrides, '--out', out, *skips)}")
+        run_folder = "runs/first" if run == DEFAULT_OUT else str(run)
+        options = ["--out", run_folder, *skips]
+        echo(f"next: {next_command('train', overrides, *options)}")
     raise typer.Exit(result.exit_code)
 
 

@@ -42,6 +42,20 @@ class Section(BaseModel):
         cls.model_rebuild(force=True)
 
 
+READ_ALIKE = (
+    "trigger",
+    "caption_prefix",
+    "caption_suffix",
+    "caption_extension",
+    "file_column",
+    "caption_column",
+    "frame_folder_fps",
+    "resolution",
+    "windows",
+)
+"""Keys of training clips with which validation clips beside them are read too."""
+
+
 class Dataset(Section):
     """One source of clips."""
 

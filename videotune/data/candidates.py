@@ -277,7 +277,7 @@ def prepare_candidates(
             caption_message(
                 _with_details(without_caption),
                 _with_details(others),
-                found=len(candidates),
+                clip_count=len(candidates),
                 example=without_caption[0].file.expected_caption,
             )
         )
@@ -445,7 +445,7 @@ def caption_message(
     without_caption: Sequence[tuple[str, str]],
     others: Sequence[tuple[str, str]] = (),
     *,
-    found: int,
+    clip_count: int,
     example: Path,
 ) -> str:
     """Describe the clips without a usable caption, and what to do.
@@ -453,7 +453,7 @@ def caption_message(
     Args:
         without_caption: (path, what is wrong with it) of each.
         others: those that would be skipped for another reason.
-        found: how many clips there are in all.
+        clip_count: how many clips there are in all.
         example: the text file that one of them lacks.
     """
     count = len(without_caption)
@@ -467,7 +467,7 @@ def caption_message(
 
     skipped = count + len(others)
     lines.append(caption_advice(example))
-    if skipped < found:
+    if skipped < clip_count:
         lines.append(f"Or go on without these files: --allow-skips {skipped}.")
     lines.append(
         "With --set missing_caption=empty clips without a caption are trained with no words."

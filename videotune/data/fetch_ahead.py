@@ -240,6 +240,7 @@ def local_copies(paths: Iterable[Path]) -> Iterator[Path]:
     fetcher = FetchAhead()
     queued: deque[tuple[Path, FetchRequest | None]] = deque()
     remaining = iter(paths)
+
     try:
         while True:
             while len(queued) < QUEUED:
@@ -249,6 +250,7 @@ def local_copies(paths: Iterable[Path]) -> Iterator[Path]:
                 queued.append((path, fetcher.request(path)))
             if not queued:
                 return
+
             path, request = queued.popleft()
             if request is None:
                 yield path

@@ -328,7 +328,7 @@ def _is_over(mark: str, entry: "os.DirEntry[str]") -> bool:
         actual_start = psutil.Process(int(process)).create_time()
     except (psutil.NoSuchProcess, psutil.AccessDenied, OverflowError):
         return True
-    # The system's time of its own start may be corrected by a second.
+    # When the clock is corrected, the start of a process moves by a second or two.
     return abs(actual_start - int(started)) > 3
 
 

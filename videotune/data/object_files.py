@@ -105,7 +105,7 @@ def read_pointer(path: str | Path) -> StoredObject | None:
         with open(path, "rb") as file:
             content = file.read(MOST_POINTER_BYTES)
     except OSError:
-        return None  # whoever opens it reports what is wrong
+        return None  # opening the file reports what is wrong
     if not content.startswith(f"{POINTER}\n".encode()):
         return None
 

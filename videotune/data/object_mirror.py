@@ -330,6 +330,7 @@ class _MirrorWriter:
                     )
             elif stored.size > bound and stored.url.key.lower().endswith(CLIP_SUFFIXES):
                 raise too_large(str(stored.url), stored.size, bound)
+
         if text_bytes > MAX_ALL_TEXT_BYTES:
             raise VideotuneError(
                 f"{self.url} has {size_text(text_bytes)} of captions and other texts; "

@@ -378,7 +378,7 @@ def store_problem(
         limit = CALL_SECONDS + size / SLOWEST_SERVER
         return VideotuneError(
             f"{url}: the object store does not answer, or too slowly (limit {limit:.0f} s for "
-            f"{size_text(size)}). Check the network and AWS_ENDPOINT_URL; the same command then goes on."
+            f"{size_text(size)}). Check the network and AWS_ENDPOINT_URL; the same command continues."
         )
     cause = code or type(error).__name__
     return VideotuneError(

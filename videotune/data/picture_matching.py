@@ -227,7 +227,7 @@ class _FrameTable:
         mean = np.empty(len(levels), np.float32)
         structure = np.empty(len(levels), np.float32)
         plain_share = np.empty(len(levels), np.float32)
-        signatures = (signature for clip in clips for signature in clip.signatures)
+        signatures = chain.from_iterable(clip.signatures for clip in clips)
         for rows in _blocks(len(levels)):
             text = "".join(islice(signatures, ROWS_TOGETHER))
             part = np.frombuffer(base64.b64decode(text), np.uint8)

@@ -42,7 +42,9 @@ def refuse_missing_captions(overrides: Overrides, allow_skips: str | None) -> No
     if without_caption:
         rows = [(str(clip.path), clip.missing_detail) for clip in without_caption]
         example = without_caption[0].expected_caption
-        raise VideotuneError(caption_message(rows, found=len(clips), example=example))
+        raise VideotuneError(
+            caption_message(rows, clip_count=len(clips), example=example)
+        )
 
 
 def _clips_of(dataset: Mapping[str, Any]) -> list[ClipFile]:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from videotune.config.data_schema import READ_ALIKE
 from videotune.config.load import checked_keys, parse_sets, read_config, without_rivals
 from videotune.config.nested_keys import merge
 from videotune.config.notify_addresses import WITH_SECRETS
@@ -156,20 +157,6 @@ def _datasets_of(overrides: Overrides, keys: Mapping[str, Any]) -> list[dict[str
             f"replace them with --set datasets.path={data}"
         )
     return [{**only, "path": data}]
-
-
-READ_ALIKE = (
-    "trigger",
-    "caption_prefix",
-    "caption_suffix",
-    "caption_extension",
-    "file_column",
-    "caption_column",
-    "frame_folder_fps",
-    "resolution",
-    "windows",
-)
-"""Keys of the training clips with which the clips of ``--held-out`` are read too."""
 
 
 def _with_held_out(held_out: str, keys: Mapping[str, Any]) -> list[Any]:

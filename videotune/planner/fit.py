@@ -274,6 +274,7 @@ def _fit_within(
     fastest = memory.fastest(spec, batch, constraints, limit, card or USUAL, host)
     if fastest is None and constraints.checkpointing is None:
         spec = process_share(job, step_spec_in_parts(job, dtype), dtype)
+        constraints = replace(constraints, tries_parts=True)
         fastest = memory.fastest(spec, batch, constraints, limit, card or USUAL, host)
     training = fastest or memory.smallest(spec, batch, constraints)
     other_phases = memory.fit_other_phases(spec, training, vram)
@@ -329,7 +330,7 @@ def remedies(result: Fit, spec: StepSpec, job: Job, dtype: str) -> tuple[str, ..
     }
     lines = []
     if "training" in too_large:
-        lines += _training_remedies(job, spec, vram)
+        lines += _training_remedies(job, dtype, vram)
     if not too_large:  # the card has room, and the host has not
         host = memory_size(sum(result.training.host.values()))
         lines.append(
@@ -353,11 +354,13 @@ def remedies(result: Fit, spec: StepSpec, job: Job, dtype: str) -> tuple[str, ..
     return tuple(lines)
 
 
-def _training_remedies(job: Job, spec: StepSpec, vram: int) -> list[str]:
+def _training_remedies(job: Job, dtype: str, vram: int) -> list[str]:
     """Return what would make the training step fit."""
     config = job.config
     batch = max(pass_samples(job))
-    least = memory.smallest(spec, batch, implied_constraints(config, batch))
+    spec = process_share(job, step_spec_in_parts(job, dtype), dtype)
+    constraints = replace(implied_constraints(config, batch), tries_parts=True)
+    least = memory.smallest(spec, batch, constraints)
     share = f"{least.choice.streamed / max(1, len(spec.blocks)):.2f}"
     values = (least.choice.micro_batch, least.choice.checkpointing, share)
     settings = " ".join(

@@ -395,6 +395,10 @@ class Constraints:
     """Whether the inputs of blocks may wait on the host."""
     accumulates: bool = False
     """A step has several passes even if none is split."""
+    tries_parts: bool = False
+    """Also offer IN_PARTS. A spec may have its reading because of an earlier plan, which
+    must not change this one.
+    """
 
 
 def choices(spec: StepSpec, batch: int, constraints: Constraints) -> list[Choice]:
@@ -407,7 +411,9 @@ def choices(spec: StepSpec, batch: int, constraints: Constraints) -> list[Choice
     if constraints.checkpointing:
         modes = [constraints.checkpointing]
     elif constraints.allows_cpu_offload:
-        modes = [OFF, ON, ATTENTION_SAVED, CPU_OFFLOADED, IN_PARTS]
+        modes = [OFF, ON, ATTENTION_SAVED, CPU_OFFLOADED]
+        if constraints.tries_parts:
+            modes.append(IN_PARTS)
     else:
         modes = [OFF, ON, ATTENTION_SAVED]
 

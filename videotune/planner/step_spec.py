@@ -272,18 +272,18 @@ def assemble(
         sources[IN_PARTS] = parts
     one_sample = {}
     two_samples = {}
-    kept = {}
+    kept_by_mode = {}
     for mode, source in sources.items():
         one_sample[mode] = source.deep_step(shape, 1, mode)
         two_samples[mode] = source.deep_step(shape, 2, mode)
-        kept[mode] = kept_by_blocks(source, shape, mode)
+        kept_by_mode[mode] = kept_by_blocks(source, shape, mode)
 
     spec = StepSpec(
         one_sample=one_sample,
         two_samples=two_samples,
         blocks=blocks,
         trained=trained_bytes,
-        kept=kept,
+        kept=kept_by_mode,
         encoding_flops_per_pixel=encoding_flops / pixels_of(shape),
         work=read_work(readings, inputs),
         other_phases=read_other_phases(readings, inputs, encoding),

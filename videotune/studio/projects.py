@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from videotune.config.data_schema import Dataset
+from videotune.config.data_schema import READ_ALIKE, Dataset
 from videotune.data.clip_file import CAPTION_SUFFIX, CAPTION_SUFFIXES
 from videotune.errors import VideotuneError
 from videotune.files import (
@@ -72,15 +72,7 @@ CLIP_KEYS = (
 settings as ``datasets.KEY``.
 """
 
-VALIDATION_CLIP_KEYS = (
-    "trigger",
-    "caption_prefix",
-    "caption_suffix",
-    "caption_extension",
-    "file_column",
-    "caption_column",
-    "frame_folder_fps",
-)
+VALIDATION_CLIP_KEYS = tuple(key for key in CLIP_KEYS if key in READ_ALIKE)
 """Those that hold for the validation clips too."""
 
 NEUTRAL_PRESET = "toy"
