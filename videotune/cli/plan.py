@@ -145,6 +145,7 @@ def show_plan(result: PlanResult, *, verbose: bool = False) -> None:
         tell(verdict(facts, result.cpu_seconds, is_here=result.is_here))
         for remedy in facts["remedies"]:
             tell(f"  {remedy}", indent="    ")
+    show_shortage(facts["disk"])
     if verbose:
         show_details(result)
     else:
@@ -190,8 +191,6 @@ def show_summary(result: PlanResult) -> None:
         tell(conditions_text(result.plan))
     if (encoding_hours(result) or 0.0) > SHORT_HOURS:
         tell(encoding_text(result))
-    if result.is_here:
-        show_shortage(disk)
     show_notes(result.job, facts["notes"][:NOTES])
 
     more_notes = len(facts["notes"]) - NOTES
@@ -219,7 +218,6 @@ def show_details(result: PlanResult) -> None:
     if encoding_hours(result) is not None:
         tell(encoding_text(result))
     show_disk(facts["disk"])
-    show_shortage(facts["disk"])
 
     overhead = overhead_text(facts["beside"])
     if overhead:
@@ -420,9 +418,9 @@ def show_shortage(disk: Mapping[str, Any]) -> None:
     """Print how much room the disk lacks, and what would help."""
     if disk["short_bytes"]:
         tell(
-            f"  {size(disk['short_bytes'])} too much. "
-            f"A larger save_every or a save_keep makes fewer checkpoints.",
-            indent="    ",
+            f"the disk of the run folder has {size(disk['free_bytes'])} free, and the run writes "
+            f"{size(disk['run_bytes'])}: {size(disk['short_bytes'])} too much. Name another disk by --out, or "
+            "make fewer checkpoints: a larger save_every, or a save_keep"
         )
 
 

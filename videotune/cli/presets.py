@@ -71,9 +71,8 @@ def _list_for_card(text: str) -> dict[str, Any]:
     for preset in presets:
         fit = fits[preset]
         time = fit.time if fit else ""
-        cells = [preset, _method(preset), fit_words(fit), time, _download(preset)]
-        rows.append(cells)
-    columns = ["preset", "trains", f"on {name}", "hours", "base model"]
+        rows.append([preset, fit_words(fit), time, _download(preset)])
+    columns = ["preset", f"on {name}", "hours", "base model"]
     print_table("presets", columns, rows)
     tell(
         f"Calculated for clips of eight seconds on known cards of such memory, without "

@@ -87,7 +87,7 @@ def signals(is_distributed: bool = False) -> Iterator[Signals]:
                 requests.was_warned = False
                 requests.at = time.monotonic()
                 return
-            _print_now("videotune: stopped at once; the last checkpoint is complete")
+            _print_now("videotune: stopped at once; what was saved before is complete")
             os._exit(INTERRUPTED)  # waits for nothing, not even for threads
 
         requests.stop = True
