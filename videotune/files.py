@@ -13,7 +13,7 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from functools import cache
@@ -186,22 +186,23 @@ def write_text(path: Path, text: str, *, durable: bool = True) -> None:
 
 def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:
     """Write content as a whole."""
-    write_whole(path, lambda part: _write_content(part, content), durable=durable)
+    write_whole(path, lambda part: _write_pieces(part, [content]), durable=durable)
 
 
-def _write_content(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
+def _write_pieces(path: Path, pieces: Iterable[bytes]) -> None:
+    with path.open("wb") as file:
+        file.writelines(pieces)
 
 
 def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
     """Write indented JSON as a whole."""
 
-    def write(part: Path) -> None:
-        with part.open("w", encoding="utf-8", newline="") as file:
-            file.writelines(json_pieces(value, rows_of))
-            file.write("\n")
+    def pieces() -> Iterator[bytes]:
+        for text in json_pieces(value, rows_of):
+            yield text.encode()
+        yield b"\n"
 
-    write_whole(path, write, durable=durable)
+    write_whole(path, lambda part: _write_pieces(part, pieces()), durable=durable)
 
 
 def json_pieces(value: Any, default: Callable[[Any], Any]) -> Iterator[str]:

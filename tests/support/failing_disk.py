@@ -5,7 +5,7 @@ is counted, and one of them fails.
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,7 +73,8 @@ class Disk:
         return counting
 
 
-def _half(path: Path, content: bytes) -> None:
+def _half(path: Path, pieces: Iterable[bytes]) -> None:
+    content = b"".join(pieces)
     path.write_bytes(content[: len(content) // 2])
 
 
@@ -101,8 +102,8 @@ def disk(
         ),
         patch.object(
             videotune.files,
-            "_write_content",
-            one.counted("write", videotune.files._write_content, _half),
+            "_write_pieces",
+            one.counted("write", videotune.files._write_pieces, _half),
         ),
         patch.object(
             checkpoint_writer,
