@@ -493,7 +493,9 @@ class MediaIndex:
         key = file_row.content
         try:
             content_id = key[:ID_DIGITS]
-            if not CONTENT_ID.fullmatch(content_id) or key != content_key(content_id, path):
+            if not CONTENT_ID.fullmatch(content_id) or key != content_key(
+                content_id, path
+            ):
                 raise ValueError("a file's row has a wrong type")
             if key not in values:
                 return None

@@ -183,6 +183,13 @@ class PackedTexts(Sequence[str]):
         for position in range(len(self)):
             yield self[position]
 
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, PackedTexts):
+            return self._ends == other._ends and self._content == other._content
+        return list(self) == other
+
+    __hash__ = None  # type: ignore[assignment]
+
     def fixed_width(self) -> NDArray[np.bytes_]:
         """Return the texts as an array of type S (N,)."""
         lengths = np.diff(np.frombuffer(self._ends, np.int64))
@@ -252,6 +259,10 @@ class TextNumbers:
         self._numbers = np.empty(len(order), np.int32)
         self._numbers[order] = np.arange(len(order), dtype=np.int32)
         return self._numbers[ranks], firsts[order].astype(np.int32)
+
+    def count(self) -> int:
+        """Return how many different texts there are."""
+        return len(np.unique(np.frombuffer(self._hashes, np.int64)))
 
     def number_of(self, text: str) -> int | None:
         """Return the number of a text after ``number_all``; None if it was not added."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from videotune.config.nested_keys import merge
-from videotune.data.candidates import caption_message
+from videotune.data.captions import caption_message
 from videotune.data.clip_file import ClipFile
 from videotune.data.layouts import read_folder
 from videotune.data.probe import VIDEO_SUFFIXES
