@@ -363,7 +363,8 @@ def main() -> None:
         folder = home / f"files-{size}"
         if not folder.exists():
             make_files(folder, size)
-        shutil.rmtree(folder / ".videotune-cache", ignore_errors=True)
+        for cache in (folder / ".videotune-cache", home / "caches"):
+            shutil.rmtree(cache, ignore_errors=True)
         results["first"][size] = in_process("first", folder)
     for size in arguments.sizes:
         folder = home / f"set-{size}"

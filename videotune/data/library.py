@@ -120,7 +120,7 @@ class _MemorySink:
     def add_clip(self, clip: Clip, windows: Sequence[Window]) -> None:
         self._clips.append(clip)
         table = self._held_out_windows if clip.held_out else self._windows
-        table.add(windows)
+        table.add_clip(windows)
 
     def library(self, notes: Sequence[str], roots: Sequence[Path]) -> Library:
         """Return the library of everything that was added."""
