@@ -186,8 +186,8 @@ def stand_in_scan(info: MediaInfo, until: float) -> ContentScan:
 
 def answer_with_stand_ins() -> None:
     """Answer requests of the pool as its processes do, without a decoder."""
-    worker_process.probe = stand_in_info  # type: ignore[attr-defined]
-    worker_process.scan_content = stand_in_scan  # type: ignore[attr-defined]
+    worker_process.probe = stand_in_info  # type: ignore[assignment]
+    worker_process.scan_content = stand_in_scan  # type: ignore[assignment]
     worker_process.main()
 
 

@@ -5,9 +5,11 @@ A candidate is put together when it is asked for: its file, the result of examin
 what was prepared of it, and what follows from all clips together.
 """
 
+from __future__ import annotations
+
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, overload
 
 import numpy as np
@@ -23,6 +25,7 @@ from videotune.data.frame_sampling import WindowPlacement
 from videotune.data.index_rows import Examined
 from videotune.data.locations import Location
 from videotune.data.packed_rows import PackedTexts, SpilledRows
+from videotune.types import Window
 
 NOT_EXAMINED = Examined("")
 """Result of a file that cannot be examined."""
@@ -45,10 +48,15 @@ class Preparation(NamedTuple):
     captions: tuple[str, ...]
     caption_texts: tuple[str, ...]
     size: Size
-    placement: WindowPlacement
+    placement: PackedPlacement
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether at least one window was placed."""
+        return bool(self.placement.windows)
 
     @classmethod
-    def of(cls, candidate: Candidate) -> "Preparation":
+    def of(cls, candidate: Candidate) -> Preparation:
         """Return what was set of a candidate."""
         return cls(
             problem=candidate.problem,
@@ -56,7 +64,7 @@ class Preparation(NamedTuple):
             captions=candidate.captions,
             caption_texts=candidate.caption_texts,
             size=candidate.size,
-            placement=candidate.placement,
+            placement=pack_placement(candidate.placement),
         )
 
     def apply(self, candidate: Candidate) -> None:
@@ -66,7 +74,40 @@ class Preparation(NamedTuple):
         candidate.captions = self.captions
         candidate.caption_texts = self.caption_texts
         candidate.size = self.size
-        candidate.placement = self.placement
+        candidate.placement = unpack_placement(self.placement)
+
+
+class PackedPlacement(NamedTuple):
+    """A ``WindowPlacement`` with what its windows share in one place."""
+
+    kinds: list[Window]
+    """Windows without times, each the first of its kind."""
+    windows: list[tuple[int, float, float]]
+    """Number of the kind, start and end of each window."""
+    placement: WindowPlacement
+    """The placement without windows."""
+
+
+def pack_placement(placement: WindowPlacement) -> PackedPlacement:
+    """Return a placement in few bytes."""
+    numbers: dict[Window, int] = {}
+    windows = []
+    for window in placement.windows:
+        kind = replace(window, start=0.0, end=0.0)
+        number = numbers.setdefault(kind, len(numbers))
+        windows.append((number, window.start, window.end))
+    return PackedPlacement(list(numbers), windows, replace(placement, windows=()))
+
+
+def unpack_placement(packed: PackedPlacement) -> WindowPlacement:
+    """Return what ``pack_placement`` packed."""
+    if not packed.windows:
+        return packed.placement
+    windows = [
+        replace(packed.kinds[number], start=start, end=end)
+        for number, start, end in packed.windows
+    ]
+    return replace(packed.placement, windows=tuple(windows))
 
 
 @dataclass

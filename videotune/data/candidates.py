@@ -28,7 +28,7 @@ from videotune.data.sound_scan import SoundScan
 from videotune.data.sound_windows import mark_sound
 from videotune.data.tone_mapping import id_of_pixels
 from videotune.model_spec import VideoRules
-from videotune.types import Clip, Pacing
+from videotune.types import Clip, ClipShape, Pacing
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ class Candidate:
     @property
     def lacks_only_caption(self) -> bool:
         """Whether it would be used if it had a caption."""
-        return lacks_only_caption(self.problem, self.placement)
+        return lacks_only_caption(self.problem, bool(self.placement.windows))
 
     @property
     def path(self) -> str:
@@ -204,13 +204,16 @@ class Candidate:
             (role, companion.file_id) for role, companion in self.companions.items()
         )
         windows = []
+        shapes: dict[ClipShape, ClipShape] = {}
         for window in placement.windows:
-            shape = replace(window.shape, height=height, width=width)
+            if window.shape not in shapes:
+                shape = replace(window.shape, height=height, width=width)
+                shapes[window.shape] = shape
             windows.append(
                 replace(
                     window,
                     clip_id=self.clip_id,
-                    shape=shape,
+                    shape=shapes[window.shape],
                     resize=resize,
                     companions=tuple(companions),
                 )
@@ -230,7 +233,6 @@ class Candidate:
             self.placement = replace(self.placement, windows=tuple(windows))
 
 
-def lacks_only_caption(problem: ClipProblem | None, placement: WindowPlacement) -> bool:
+def lacks_only_caption(problem: ClipProblem | None, has_windows: bool) -> bool:
     """Return whether a file would be used if it had a caption."""
-    has_windows = bool(placement.windows)
     return bool(problem and problem.reason.endswith("_caption") and has_windows)

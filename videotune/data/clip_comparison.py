@@ -92,7 +92,7 @@ def _uncaptioned(candidates: CandidateTable) -> NDArray[np.int32]:
     """Return the rows of the candidates that lack only a caption."""
     rows = []
     for row, preparation in candidates.prepared_unusable():
-        if lacks_only_caption(preparation.problem, preparation.placement):
+        if lacks_only_caption(preparation.problem, preparation.has_windows):
             rows.append(row)
     return np.array(rows, np.int32)
 

@@ -47,7 +47,7 @@ def refuse_missing_captions(overrides: Overrides, allow_skips: str | None) -> No
         )
 
 
-def _clips_of(dataset: Mapping[str, Any]) -> list[ClipFile]:
+def _clips_of(dataset: Mapping[str, Any]) -> Sequence[ClipFile]:
     """Return the clips of a folder; none, if its keys choose its files."""
     folder = Path(str(dataset.get("path"))).expanduser()
     if not set(dataset) <= PLAIN_KEYS or not folder.is_dir():
@@ -55,7 +55,7 @@ def _clips_of(dataset: Mapping[str, Any]) -> list[ClipFile]:
     return read_folder(folder)[0]
 
 
-def _videos_without_caption(clips: Sequence[ClipFile]) -> list[ClipFile]:
+def _videos_without_caption(clips: Sequence[ClipFile]) -> Sequence[ClipFile]:
     """Return the videos of a folder that have no caption."""
     videos = [clip for clip in clips if _is_video(clip)]
     sizes = {clip.path: clip.path.stat().st_size for clip in videos}
