@@ -20,7 +20,7 @@ from videotune.types import Clip, Pacing
 Row = TypeVar("Row")
 
 RELEASED_AFTER = 1 << 24
-"""Bytes of rows that were read in turn, after which their pages leave memory."""
+"""Bytes of a file's pages that were read, after which they leave memory."""
 
 
 class IdArray(Sequence[str]):
@@ -91,6 +91,8 @@ class RowFile(Sequence[Row]):
         self._offsets = offsets
         self._convert = convert
         self._content: mmap.mmap | bytes = b""
+        self._read_bytes = 0
+        """Bytes of the pages that were read and are still in memory, at most."""
         if path.stat().st_size != offsets[-1]:
             raise ValueError(f"{path} is torn")
         if len(offsets) > 1:
@@ -109,16 +111,20 @@ class RowFile(Sequence[Row]):
             return [self[position] for position in range(len(self))[index]]
         position = range(len(self))[index]
         begin, end = self._offsets[position : position + 2].tolist()
-        return self._convert(json.loads(self._content[begin:end]))
+        row = self._convert(json.loads(self._content[begin:end]))
+        self._count_read(end - begin)
+        return row
 
     def __iter__(self) -> Iterator[Row]:
-        released_at = 0
         for position in range(len(self)):
             yield self[position]
-            read_bytes = int(self._offsets[position]) - released_at
-            if read_bytes > RELEASED_AFTER and isinstance(self._content, mmap.mmap):
-                release_pages(self._content)
-                released_at += read_bytes
+
+    def _count_read(self, row_bytes: int) -> None:
+        """Let the pages that were read leave memory when they are many."""
+        self._read_bytes += row_bytes + mmap.PAGESIZE
+        if self._read_bytes > RELEASED_AFTER and isinstance(self._content, mmap.mmap):
+            release_pages(self._content)
+            self._read_bytes = 0
 
 
 class MappedRows(Sequence[Row]):

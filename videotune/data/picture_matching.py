@@ -53,7 +53,7 @@ BLOCK = 64
 ROWS_TOGETHER = 1024
 """Frames that are turned into vectors at once."""
 
-RELEASED_AFTER = 32 * BLOCK
+RELEASED_AFTER = 8 * BLOCK
 """Frames after whose comparison the pages of the signatures leave memory."""
 
 CELLS = GRID * GRID

@@ -85,6 +85,19 @@ class SourceClipTable:
 
     def path_order(self) -> NDArray[np.int32]:
         """Return the positions of the clips in path order."""
-        paths = [self._paths.encoded(row) for row in self.rows.tolist()]
+        rows = self.rows.tolist()
+        if self._is_in_path_order(rows):
+            return np.arange(len(rows), dtype=np.int32)
+        paths = [self._paths.encoded(row) for row in rows]
         order = sorted(range(len(paths)), key=paths.__getitem__)
         return np.array(order, np.int32)
+
+    def _is_in_path_order(self, rows: Sequence[int]) -> bool:
+        """Return whether the clips of these rows are in path order, as in most datasets."""
+        last_path = b""
+        for row in rows:
+            path = self._paths.encoded(row)
+            if path < last_path:
+                return False
+            last_path = path
+        return True
