@@ -30,13 +30,13 @@ from videotune.data.frame_counts import (
     smallest_window,
     snap_frames,
 )
-from videotune.data.frame_sampling import (
+from videotune.data.frame_sampling import draw_frames
+from videotune.data.media_info import MediaInfo
+from videotune.data.window_placement import (
     WindowPlacement,
-    draw_frames,
     place_windows,
     without_randomness,
 )
-from videotune.data.media_info import MediaInfo
 from videotune.errors import VideotuneError
 from videotune.model_spec import VideoRules
 from videotune.types import DETERMINISTIC_VARIANT, Window

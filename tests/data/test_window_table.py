@@ -10,10 +10,11 @@ import pytest
 
 from videotune.data.buckets import BucketKey, buckets, is_shown
 from videotune.data.clip_table import ClipColumns, IdArray
-from videotune.data.frame_sampling import _plain_times, draw_frames
+from videotune.data.frame_sampling import draw_frames
 from videotune.data.library import Library
 from videotune.data.media_info import MediaInfo
 from videotune.data.packed_integers import PackedIntegers, pack
+from videotune.data.window_placement import _plain_times
 from videotune.data.window_table import (
     WindowTable,
     earlier_copies,

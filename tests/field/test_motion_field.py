@@ -21,9 +21,10 @@ from tests.support.datasets import RULES
 from videotune.config.data_schema import VideoConfig
 from videotune.data.decode import decode
 from videotune.data.frame_counts import frames_in
-from videotune.data.frame_sampling import draw_frames, frame_times, place_windows
+from videotune.data.frame_sampling import draw_frames, frame_times
 from videotune.data.media_info import MediaInfo
 from videotune.data.probe import probe
+from videotune.data.window_placement import place_windows
 from videotune.types import DETERMINISTIC_VARIANT
 
 SPEED = 100.0  # pixels a second

@@ -8,7 +8,7 @@ from typing import Any
 from videotune.console import echo
 from videotune.data.clip_table import map_rows
 from videotune.data.dataset import to_json
-from videotune.data.layouts import expected_captions_folder
+from videotune.data.folder_listing import expected_captions_folder
 from videotune.data.remarks import Remark, codes_of
 from videotune.errors import DONE, FAILED, SKIPPED
 from videotune.job.job import Job, crop_blocker, open_job, with_views
@@ -155,6 +155,7 @@ def captions_too_long(job: Job) -> dict[str, int] | None:
     """
     if job.base is None:
         return None
+
     too_long = {}
     clips = job.library.clips
     for first in range(0, max(1, len(clips)), COUNTED_TOGETHER):
@@ -165,6 +166,7 @@ def captions_too_long(job: Job) -> dict[str, int] | None:
         tokens_of = token_counts(job, captions)
         if tokens_of is None:
             return None
+
         for clip in part:
             tokens = max(tokens_of[caption] for caption in clip.captions)
             if tokens > job.spec.text_tokens:

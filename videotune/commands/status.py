@@ -9,8 +9,9 @@ from typing import Any
 
 from videotune.data.clip_file import ClipFile
 from videotune.data.file_checks import ClipProblem
+from videotune.data.folder_listing import RUN_FILES
 from videotune.data.images import IMAGE_SUFFIXES
-from videotune.data.layouts import RUN_FILES, read_folder
+from videotune.data.layouts import read_folder
 from videotune.data.probe import probe
 from videotune.errors import VideotuneError, did_you_mean
 from videotune.files import life, near_paths

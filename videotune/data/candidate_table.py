@@ -21,10 +21,11 @@ from videotune.data.clip_file import ClipFile, Role
 from videotune.data.clip_sizes import Size, SizeChoices
 from videotune.data.companions import Companion
 from videotune.data.file_checks import ClipProblem
-from videotune.data.frame_sampling import WindowPlacement
 from videotune.data.index_rows import Examined
 from videotune.data.locations import Location
-from videotune.data.packed_rows import PackedTexts, SpilledRows
+from videotune.data.packed_rows import SpilledRows
+from videotune.data.packed_texts import PackedTexts
+from videotune.data.window_placement import WindowPlacement
 from videotune.types import Window
 
 NOT_EXAMINED = Examined("")

@@ -16,17 +16,17 @@ from videotune.data.companions import Companion
 from videotune.data.content_scan import ContentScan
 from videotune.data.file_checks import ClipProblem
 from videotune.data.frame_counts import shrink_factor
-from videotune.data.frame_sampling import (
-    WindowPlacement,
-    place_windows,
-    without_randomness,
-)
 from videotune.data.locations import Location
 from videotune.data.media_info import MediaInfo
 from videotune.data.mirroring import word_against_mirroring
 from videotune.data.sound_scan import SoundScan
 from videotune.data.sound_windows import mark_sound
 from videotune.data.tone_mapping import id_of_pixels
+from videotune.data.window_placement import (
+    WindowPlacement,
+    place_windows,
+    without_randomness,
+)
 from videotune.model_spec import VideoRules
 from videotune.types import Clip, ClipShape, Pacing
 

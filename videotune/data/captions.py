@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from videotune.data.file_checks import ClipProblem
-from videotune.data.packed_rows import TextNumbers
+from videotune.data.packed_texts import TextNumbers
 from videotune.data.remarks import Remark
 from videotune.text import counted
 

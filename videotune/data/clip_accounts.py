@@ -12,9 +12,9 @@ from videotune.data.clip_file import Role
 from videotune.data.clip_sizes import upscale_factor, visible_share
 from videotune.data.content_scan import ContentScan
 from videotune.data.frame_counts import sample_fps
-from videotune.data.frame_sampling import WindowPlacement
 from videotune.data.remarks import Remark, codes_of
 from videotune.data.sound_notes import sound_fields
+from videotune.data.window_placement import WindowPlacement
 from videotune.model_spec import VideoRules
 from videotune.text import counted_are
 from videotune.types import Clip

@@ -14,7 +14,7 @@ from videotune.config.schema import Config
 from videotune.data.candidate_table import CandidateTable, SetFacts
 from videotune.data.candidates import Candidate, lacks_only_caption
 from videotune.data.locations import Location
-from videotune.data.packed_rows import PackedTexts
+from videotune.data.packed_texts import PackedTexts
 from videotune.data.picture_matching import near_duplicates
 from videotune.data.source_clips import SourceClipTable
 from videotune.data.source_videos import group_by_source, hold_out

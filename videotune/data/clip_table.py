@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from videotune.data.media_info import MediaInfo
-from videotune.data.packed_rows import PackedTexts, release_pages
+from videotune.data.packed_rows import release_pages
+from videotune.data.packed_texts import PackedTexts
 from videotune.types import Clip, Pacing
 
 Row = TypeVar("Row")
@@ -40,7 +41,8 @@ class IdArray(Sequence[str]):
             return ids
         if isinstance(ids, PackedTexts):
             return cls(ids.fixed_width())
-        return cls(np.array([name.encode() for name in ids], np.bytes_))
+        encoded = [name.encode() for name in ids]
+        return cls(np.array(encoded, np.bytes_))
 
     def __len__(self) -> int:
         return len(self.array)
@@ -63,11 +65,17 @@ class IdArray(Sequence[str]):
         wanted = IdArray.of(ids).array
         if not len(self.array) or not len(wanted):
             return np.full(len(wanted), -1)
-        ranks = (
-            np.searchsorted(self.array, wanted, side="right", sorter=self._order) - 1
+
+        ends = np.searchsorted(
+            self.array,
+            wanted,
+            side="right",
+            sorter=self._order,
         )
-        positions = self._order[np.maximum(ranks, 0)]
-        return np.where(self.array[positions] == wanted, positions, -1)
+        ranks = np.maximum(ends - 1, 0)
+        positions = self._order[ranks]
+        is_equal = self.array[positions] == wanted
+        return np.where(is_equal, positions, -1)
 
 
 class RowFile(Sequence[Row]):
@@ -111,8 +119,9 @@ class RowFile(Sequence[Row]):
             return [self[position] for position in range(len(self))[index]]
         position = range(len(self))[index]
         begin, end = self._offsets[position : position + 2].tolist()
-        row = self._convert(json.loads(self._content[begin:end]))
-        self._count_read(end - begin)
+        text = self._content[begin:end]
+        row = self._convert(json.loads(text))
+        self._count_read(len(text))
         return row
 
     def __iter__(self) -> Iterator[Row]:
@@ -180,18 +189,25 @@ class ClipColumns:
         """Return the columns of clips."""
         if isinstance(clips, ClipTable):
             return clips.columns
-        pacings = tuple(dict.fromkeys(clip.pacing for clip in clips))
-        numbers = {pacing: number for number, pacing in enumerate(pacings)}
+        ids = [clip.id for clip in clips]
+        held_out = [clip.held_out for clip in clips]
+        still = [clip.still for clip in clips]
+        regularization = [clip.kind == "regularization" for clip in clips]
+        repeats = [clip.repeats for clip in clips]
+
+        numbers: dict[Pacing, int] = {}
+        pacing = []
+        for clip in clips:
+            number = numbers.setdefault(clip.pacing, len(numbers))
+            pacing.append(number)
         return cls(
-            ids=IdArray.of([clip.id for clip in clips]),
-            held_out=np.array([clip.held_out for clip in clips], bool),
-            still=np.array([clip.still for clip in clips], bool),
-            regularization=np.array(
-                [clip.kind == "regularization" for clip in clips], bool
-            ),
-            repeats=np.array([clip.repeats for clip in clips], np.int32),
-            pacing=np.array([numbers[clip.pacing] for clip in clips], np.int32),
-            pacings=pacings,
+            ids=IdArray.of(ids),
+            held_out=np.array(held_out, bool),
+            still=np.array(still, bool),
+            regularization=np.array(regularization, bool),
+            repeats=np.array(repeats, np.int32),
+            pacing=np.array(pacing, np.int32),
+            pacings=tuple(numbers),
         )
 
 

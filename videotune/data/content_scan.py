@@ -21,14 +21,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from videotune.data.cuts import (
+    CUT_RATIO,
+    Picture,
+    find_cuts,
+    fine_details,
+    likeness,
+)
 from videotune.data.file_checks import ClipProblem
 from videotune.data.frame_reader import FrameReader
 from videotune.data.media_info import MediaInfo
 from videotune.data.probe import HDR_TRANSFERS
 from videotune.files import REVALIDATED, Count, Number, checked
 from videotune.lazy import av_reformatter
-
-Picture = NDArray[np.float32]
 
 SIDE = 60
 """Rows and columns of the picture that is examined, whatever the clip's aspect ratio.
@@ -54,30 +59,6 @@ x264 at CRF 18 to 38).
 BLANK_LEVELS = 8.0
 """Largest range of the cells of a blank picture: black, white or flat."""
 
-CUT_LEVELS = 4.0
-"""Mean change (of 255) below which nothing is a cut.
-
-Of 200 cuts between unrelated clips the smallest had 30.
-"""
-
-CUT_RATIO = 3.0
-"""A cut changes the picture this many times as much as the frames around it do.
-
-A pan begins with 2.0; cuts have 4.6 and more.
-"""
-
-CUT_LIKENESS = 0.3
-"""Largest ``likeness`` across a cut.
-
-It is at most 0.07; with the same bars and logo over both shots 0.27; within a shot 0.56
-to 0.94 at 8 fps, 0.31 on a galloping horse.
-"""
-
-BLOCKS = 5
-"""Rows and columns of blocks in which details are compared."""
-
-FLAT_DETAILS = 6.0
-"""Length of a block's details (36 cells) below which it is flat: one level per cell."""
 
 ASPECT_TOLERANCE = 0.02
 """Difference (of logarithms) up to which two aspect ratios count as the same.
@@ -377,81 +358,6 @@ class _ScanStatistics:
             seconds for seconds in self.rests if seconds >= shortest_freeze
         )
         return min(1.0, frozen_seconds / self.seconds)
-
-
-def fine_details(picture: Picture) -> Picture:
-    """Return the details of a picture that are finer than five cells.
-
-    They do not depend on the light: a lamp that goes out changes nothing.
-
-    Args:
-        picture: (30, 30).
-
-    Returns:
-        25 blocks (25, 36), each of unit length, or zero if it is flat.
-    """
-    # Subtract the mean over 5 × 5 cells, computed by a summed-area table.
-    padded = np.pad(picture, 2, mode="edge")
-    sums = np.pad(padded.cumsum(0).cumsum(1), ((1, 0), (1, 0)))
-    box_means = (sums[5:, 5:] - sums[:-5, 5:] - sums[5:, :-5] + sums[:-5, :-5]) / 25
-    fine = picture - box_means
-
-    blocks = fine.reshape(BLOCKS, 6, BLOCKS, 6).transpose(0, 2, 1, 3)
-    blocks = blocks.reshape(BLOCKS * BLOCKS, 36)
-    blocks -= blocks.mean(1, keepdims=True)
-    length = np.linalg.norm(blocks, axis=1, keepdims=True)
-    unit_blocks = np.where(length > FLAT_DETAILS, blocks / np.maximum(length, 1e-6), 0)
-    return np.asarray(unit_blocks, np.float32)
-
-
-def likeness(details_a: Picture, details_b: Picture) -> float:
-    """Return how much of their details two pictures share, -1 to 1.
-
-    This is the correlation that two thirds of their blocks exceed. A third may agree
-    because of an overlay: bars, a logo, subtitles. Blocks that are flat in both do not
-    count; 1 if all are.
-    """
-    has_details = details_a.any(1) | details_b.any(1)
-    correlations = (details_a * details_b).sum(1)[has_details]
-    if len(correlations) < 3:
-        return 1.0
-    return float(np.sort(correlations)[len(correlations) // 3])
-
-
-def find_cuts(
-    changes: Sequence[float],
-    likenesses: dict[int, float],
-    gaps: Sequence[float],
-    ratio: float,
-) -> list[int]:
-    """Return the indices of frames that begin a new shot.
-
-    Args:
-        changes: mean change from frame i to i + 1.
-        likenesses: by frame i, the largest likeness of details between a frame shortly
-            before it and one from it on.
-        gaps: seconds from frame i to i + 1.
-        ratio: how many times as much as the frames around it a cut changes the picture.
-    """
-    cuts = []
-    padded_changes = [0.0, 0.0, *changes, 0.0, 0.0]
-    padded_gaps = [0.0, 0.0, *gaps[: len(changes)], 0.0, 0.0]
-    for index, change in enumerate(changes):
-        # The two changes before and the two after, by their indices in the padded
-        # lists.
-        neighbours = [index, index + 1, index + 3, index + 4]
-        usual_change = sum(padded_changes[k] for k in neighbours) / 4
-
-        # After a gap in time more has moved.
-        neighbour_gaps = [padded_gaps[k] for k in neighbours if padded_gaps[k] > 0]
-        if neighbour_gaps:
-            mean_gap = sum(neighbour_gaps) / len(neighbour_gaps)
-            usual_change *= max(1.0, gaps[index] / mean_gap)
-
-        is_abrupt = change >= max(CUT_LEVELS, ratio * usual_change)
-        if is_abrupt and likenesses[index + 1] <= CUT_LIKENESS:
-            cuts.append(index + 1)
-    return cuts
 
 
 def _jitter(stamps: Sequence[float]) -> float:

@@ -122,14 +122,24 @@ def _edges(picture: Picture, strength: float) -> Picture:
         strength: 1 makes an edge between black and white white; larger brightens faint
             edges.
     """
-    padded = np.pad(picture, ((1, 1), (1, 1), (0, 0)), "edge").astype(np.float32)
-    summed_down = padded[:-2] + 2 * padded[1:-1] + padded[2:]
+    border = ((1, 1), (1, 1), (0, 0))
+    padded = np.pad(picture, border, "edge").astype(np.float32)
+
+    above = padded[:-2]
+    level = padded[1:-1]
+    below = padded[2:]
+    summed_down = above + 2 * level + below
     across = summed_down[:, 2:] - summed_down[:, :-2]
-    summed_across = padded[:, :-2] + 2 * padded[:, 1:-1] + padded[:, 2:]
+
+    left = padded[:, :-2]
+    middle = padded[:, 1:-1]
+    right = padded[:, 2:]
+    summed_across = left + 2 * middle + right
     down = summed_across[2:] - summed_across[:-2]
 
-    magnitude = np.hypot(across, down).max(axis=2) * (strength / SOBEL_STEP)
-    return _in_three_channels(magnitude)
+    magnitudes = np.hypot(across, down)
+    brightness_of_step = strength / SOBEL_STEP
+    return _in_three_channels(magnitudes.max(axis=2) * brightness_of_step)
 
 
 def _blurred(picture: Picture, amount: float) -> Picture:
@@ -139,17 +149,22 @@ def _blurred(picture: Picture, amount: float) -> Picture:
         picture: the picture.
         amount: standard deviation, as a share of the height.
     """
-    radius = amount * picture.shape[0]
-    blurred = Image.fromarray(picture).filter(ImageFilter.GaussianBlur(radius))
-    return np.asarray(blurred)
+    height = picture.shape[0]
+    blur = ImageFilter.GaussianBlur(amount * height)
+    image = Image.fromarray(picture)
+    return np.asarray(image.filter(blur))
 
 
 def _low_resolution(picture: Picture, factor: float) -> Picture:
     """Return the picture reduced by a factor, and enlarged to its size again."""
     height, width, _ = picture.shape
-    small_size = (max(1, round(width / factor)), max(1, round(height / factor)))
-    small = Image.fromarray(picture).resize(small_size, Image.Resampling.BOX)
-    return np.asarray(small.resize((width, height), Image.Resampling.BICUBIC))
+    small_width = max(1, round(width / factor))
+    small_height = max(1, round(height / factor))
+
+    image = Image.fromarray(picture)
+    small = image.resize((small_width, small_height), Image.Resampling.BOX)
+    enlarged = small.resize((width, height), Image.Resampling.BICUBIC)
+    return np.asarray(enlarged)
 
 
 def _grey(picture: Picture, _: float) -> Picture:
@@ -159,5 +174,6 @@ def _grey(picture: Picture, _: float) -> Picture:
 
 def _in_three_channels(values: NDArray[np.float32]) -> Picture:
     """Return brightness (H, W) as a grey picture."""
-    brightness = np.clip(np.rint(values), 0, 255).astype(np.uint8)
+    levels = np.clip(np.rint(values), 0, 255)
+    brightness = levels.astype(np.uint8)
     return np.repeat(brightness[..., None], 3, axis=2)

@@ -44,7 +44,7 @@ from videotune.data.locations import Location, open_location
 from videotune.data.media_index import MediaIndex
 from videotune.data.metadata_files import Columns
 from videotune.data.object_store import is_object_url
-from videotune.data.packed_rows import PackedPaths, TextNumbers
+from videotune.data.packed_texts import PackedPaths, TextNumbers
 from videotune.data.preparation import prepare_candidates
 from videotune.data.remarks import codes_of
 from videotune.data.window_table import (

@@ -23,7 +23,7 @@ from videotune.data.frame_counts import (
     sample_fps,
     split_by_frame_count,
 )
-from videotune.data.packed_rows import PackedTexts, TextNumbers
+from videotune.data.packed_texts import PackedTexts, TextNumbers
 from videotune.data.remarks import Remark
 from videotune.data.sound_notes import SoundNotes
 from videotune.model_spec import VideoRules
@@ -328,6 +328,7 @@ class _CaptionLines:
         count = f"{self._clips} captions have"
         if self._clips == 1:
             count = "1 caption has"
+
         note = (
             f"{count} several lines (such as that of {self._first}); each line is a "
             'variant, of which a sample gets one; caption_lines "join" makes one caption of them'
@@ -433,6 +434,7 @@ class _NumberedStills:
         order = np.argsort(series_of_image, kind="stable")
         numbers = np.frombuffer(self._numbers, np.int64)[order]
         ends = np.cumsum(np.bincount(series_of_image)).tolist()
+
         notes: list[str] = []
         for series, (begin, end) in enumerate(pairwise([0, *ends])):
             present = np.unique(numbers[begin:end])

@@ -2,9 +2,8 @@
 layouts."""
 
 import os
-import sys
 from collections import ChainMap, Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +11,6 @@ from videotune.data.archives import ARCHIVE_SUFFIXES
 from videotune.data.clip_file import (
     CAPTION_SUFFIX,
     CAPTION_SUFFIXES,
-    CLIP_FOLDERS,
     CLIP_SUFFIXES,
     ClipFile,
     text_files_by_name,
@@ -23,7 +21,12 @@ from videotune.data.companion_files import (
     CompanionSettings,
     companion_folders_beside,
 )
-from videotune.data.folder_walk import LinkGuard
+from videotune.data.folder_listing import (
+    check_names,
+    expected_captions_folder,
+    list_folder,
+    walk,
+)
 from videotune.data.frame_folders import find_frame_folders
 from videotune.data.layout_notes import UNSUPPORTED_SUFFIXES, LayoutNotes
 from videotune.data.listed_paths import ListedPaths
@@ -39,9 +42,6 @@ from videotune.data.packed_rows import SpilledRows
 from videotune.errors import VideotuneError, did_you_mean
 from videotune.files import near_paths
 from videotune.text import counted, counted_are
-
-RUN_FILES = ("config.json", "journal.jsonl")
-"""A folder that has both is a training run."""
 
 
 def require_dataset_path(root: Path) -> None:
@@ -117,40 +117,6 @@ class _Layout(NamedTuple):
     """Nearest metadata file in the folder or above it."""
 
 
-class _Listing(NamedTuple):
-    """The files of a dataset folder."""
-
-    is_linked: dict[str, bool]
-    """Whether a link led to a file, by the file's path."""
-
-    run_folders: list[str]
-    """Folders of training runs, whose files are left out."""
-
-    outside_captions: dict[str, bool]
-    """Files of a ``captions`` folder beside the dataset folder, like ``is_linked``."""
-
-
-def _list_folder(root: Path) -> _Listing:
-    """List the files of a dataset folder and, if it is itself a ``videos`` folder, those
-    of the ``captions`` folder beside it.
-    """
-    run_folders: list[str] = []
-    outside_captions: dict[str, bool] = {}
-    captions_folder = expected_captions_folder(root, root)
-    try:
-        is_linked = {
-            path.removeprefix(f".{os.sep}"): is_link
-            for path, is_link in _walk(str(root), run_folders)
-        }
-        if captions_folder != root and captions_folder.is_dir():
-            outside_captions = dict(_walk(str(captions_folder), []))
-    except OSError as error:
-        raise VideotuneError(
-            f"The folder {error.filename} cannot be read: {error.strerror}."
-        ) from error
-    return _Listing(is_linked, run_folders, outside_captions)
-
-
 class _DatasetFolder:
     """The files of a dataset folder.
 
@@ -172,7 +138,7 @@ class _DatasetFolder:
         self.within = within
         self.prefix = "" if str(root) == "." else os.path.join(root, "")
 
-        listing = _list_folder(root)
+        listing = list_folder(root)
         self.is_linked = listing.is_linked
         """Whether a link led to a file, by the file's path."""
 
@@ -182,7 +148,7 @@ class _DatasetFolder:
         """Folders of training runs, which are ignored."""
 
         self._refuse_run_folder()
-        _check_names(self.files)
+        check_names(self.files)
 
         self.companions = CompanionFiles(
             self.files, companions, self._companions_outside()
@@ -226,7 +192,7 @@ class _DatasetFolder:
         """Return the companions beside the folder if it is itself a ``videos`` folder."""
         companions: set[str] = set()
         for folder in companion_folders_beside(self.root):
-            for path, _ in _walk(str(folder), []):
+            for path, _ in walk(str(folder), []):
                 if path.lower().endswith(CLIP_SUFFIXES):
                     companions.add(path)
         return companions
@@ -456,85 +422,3 @@ class _DatasetFolder:
 
     def _relative(self, path: str) -> str:
         return path.removeprefix(self.prefix)
-
-
-def _check_names(paths: Iterable[str]) -> None:
-    """Raise VideotuneError for a file name that is not UTF-8."""
-    for path in paths:
-        try:
-            path.encode()
-        except UnicodeEncodeError as error:
-            raise VideotuneError(_name_message(path)) from error
-
-
-def _name_message(path: str) -> str:
-    """Describe a file name that Python could not read, with a remedy."""
-    content = os.fsencode(path)
-    try:
-        name = content.decode()
-    except UnicodeDecodeError:
-        return f"The file name {path!r} is not valid UTF-8. Rename the file."
-    return (
-        f"The file name {name!r} cannot be read: Python takes file names for "
-        f"{sys.getfilesystemencoding()} here. Set PYTHONUTF8=1."
-    )
-
-
-def _walk(folder: str, run_folders: list[str]) -> Iterator[tuple[str, bool]]:
-    """Yield the files below a folder, each with whether a link led to it.
-
-    Args:
-        folder: where to begin.
-        run_folders: receives the folders of training runs, whose files are not yielded.
-    """
-    yield from _walk_from(folder, LinkGuard(), frozenset(), False, run_folders)
-
-
-def _walk_from(
-    folder: str,
-    guard: LinkGuard,
-    ancestors: frozenset[str],
-    via_link: bool,
-    run_folders: list[str],
-) -> Iterator[tuple[str, bool]]:
-    """Do what ``_walk`` does for a folder within it.
-
-    Args:
-        folder: the folder.
-        guard: stops at circular links.
-        ancestors: real paths of the folders above.
-        via_link: whether a link led to the folder.
-        run_folders: as in ``_walk``.
-    """
-    inner_ancestors = guard.enter(folder, ancestors)
-    if inner_ancestors is None:
-        return
-
-    with os.scandir(folder) as scanned_entries:
-        entries = [entry for entry in scanned_entries if not entry.name.startswith(".")]
-    if {entry.name for entry in entries}.issuperset(RUN_FILES):
-        run_folders.append(folder)
-        return
-
-    for entry in entries:
-        is_link = via_link or entry.is_symlink()
-        if entry.is_dir():
-            yield from _walk_from(
-                entry.path, guard, inner_ancestors, is_link, run_folders
-            )
-        else:
-            yield entry.path, is_link
-
-
-def expected_captions_folder(root: Path, folder: Path) -> Path:
-    """Return the folder in which the captions of a folder's clips are expected.
-
-    It is below the ``captions`` sibling of the nearest videos/ or images/, else the
-    folder itself.
-    """
-    for ancestor in (folder, *folder.parents):
-        if ancestor.name in CLIP_FOLDERS:
-            return ancestor.with_name("captions") / folder.relative_to(ancestor)
-        if ancestor == root:
-            break
-    return folder

@@ -42,7 +42,7 @@ from videotune.data.clip_table import (
 from videotune.data.companion_files import COMPANION_FOLDERS
 from videotune.data.folder_walk import LinkGuard, walk_folders
 from videotune.data.media_info import MediaInfo
-from videotune.data.packed_rows import PackedTexts
+from videotune.data.packed_texts import PackedTexts
 from videotune.data.remarks import codes_of, with_codes
 from videotune.data.window_table import WindowTable, WindowTableBuilder
 from videotune.model_spec import VideoRules

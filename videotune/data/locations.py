@@ -2,10 +2,7 @@
 disk.
 """
 
-import os
 import re
-import shutil
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -13,7 +10,6 @@ from pathlib import Path
 
 from videotune.data.archives import (
     ARCHIVE_SUFFIXES,
-    RESERVE,
     FileProgressFn,
     silent,
     unpack,
@@ -27,16 +23,21 @@ from videotune.data.clip_file import (
 from videotune.data.companion_files import DEFAULT_COMPANIONS, CompanionSettings
 from videotune.data.file_checks import ARCHIVES, type_of_file
 from videotune.data.folder_walk import walk_folders
+from videotune.data.hub_files import (
+    fetch_parquet,
+    list_repo_files,
+    no_clips_message,
+    repo_notes,
+    snapshot,
+)
 from videotune.data.layouts import read_folder
 from videotune.data.metadata_files import METADATA_NAMES, NO_COLUMNS, Columns
 from videotune.data.object_mirror import mirror_dataset
 from videotune.data.object_store import is_object_url
 from videotune.data.parquet_clips import (
-    OTHER_SPLITS,
     Shard,
     clip_column_of,
     find_shards,
-    is_other_split,
 )
 from videotune.data.parquet_clips import read_clips as read_parquet_clips
 from videotune.data.parquet_files import PARQUET_SUFFIX
@@ -44,9 +45,6 @@ from videotune.data.row_files import ROW_SUFFIXES, read_rows
 from videotune.data.shards import shards_of, unpack_clips
 from videotune.data.wildcard_files import WILDCARD_FOLDER, WildcardFiles
 from videotune.errors import VideotuneError
-from videotune.hub_errors import hub_problem
-from videotune.lazy import huggingface_hub as hub
-from videotune.text import counted_are
 
 ReadClipsFn = Callable[..., tuple[Sequence[ClipFile], list[str]]]
 """``read_folder`` with the settings of a dataset."""
@@ -280,7 +278,7 @@ def _open_hub(
     suffixes = (*CLIP_SUFFIXES, caption_suffix)
     names = (*METADATA_NAMES, f"{WILDCARD_FOLDER}/*.txt")
     try:
-        root = _snapshot(repo, match["revision"], suffixes=suffixes, names=names)
+        root = snapshot(repo, match["revision"], suffixes=suffixes, names=names)
     except VideotuneError as error:
         local = (
             "" if path.startswith("hf://") else f"There is no folder {path} here, and "
@@ -288,7 +286,7 @@ def _open_hub(
         raise VideotuneError(f"{local}{error}") from error
 
     commit_note = f"{path} is hf://datasets/{repo}@{root.name}"
-    repo_files = _repo_files(repo, root)
+    repo_files = list_repo_files(repo, root)
     archives = [file for file in repo_files if file.lower().endswith(ARCHIVE_SUFFIXES)]
 
     has_clips = any(file.lower().endswith(CLIP_SUFFIXES) for file in repo_files)
@@ -302,7 +300,7 @@ def _open_hub(
     if has_clips:
         # Links in snapshots/ lead to its sibling blobs/.
         files, notes = read_clips(root, root.parent.parent)
-        notes = [commit_note, *notes, *_repo_notes(repo, repo_files, archives)]
+        notes = [commit_note, *notes, *repo_notes(repo, repo_files, archives)]
         name = repo.split("/")[-1]
         return Location(root, files, notes, name, within=root.parent.parent)
 
@@ -310,7 +308,7 @@ def _open_hub(
         return _open_hub_archive(
             repo,
             repo_files,
-            root=_snapshot(repo, root.name, suffixes=(), names=archives),
+            root=snapshot(repo, root.name, suffixes=(), names=archives),
             archive_name=archives[0],
             commit_note=commit_note,
             cache=cache,
@@ -318,7 +316,7 @@ def _open_hub(
             caption_suffix=caption_suffix,
             read_clips=read_clips,
         )
-    raise VideotuneError(_no_clips_message(repo, repo_files))
+    raise VideotuneError(no_clips_message(repo, repo_files))
 
 
 def _open_hub_parquet(
@@ -333,65 +331,12 @@ def _open_hub_parquet(
     names = [file for file in repo_files if file.lower().endswith(PARQUET_SUFFIX)]
     if not names:
         return None
-    _fetch_parquet(repo, root, names)
+    fetch_parquet(repo, root, names)
     repo_cache = root.parent.parent
     location = _open_by_parquet(root, repo_cache, cache, progress, columns)
     if location is None:
         return None
     return replace(location, name=repo.split("/")[-1])
-
-
-def _fetch_parquet(repo: str, root: Path, names: Sequence[str]) -> None:
-    """Download the Parquet files of a Hub dataset, those of training if it has splits.
-
-    Raises:
-        VideotuneError: if they do not fit on the disk.
-    """
-    train_names = [name for name in names if not is_other_split(name)] or list(names)
-    missing_bytes = sum(
-        size
-        for name, size in _repo_sizes(repo, root).items()
-        if name in train_names and not (root / name).exists()
-    )
-    free_bytes = max(0, shutil.disk_usage(root).free - RESERVE)
-    if missing_bytes > free_bytes:
-        raise VideotuneError(
-            f"The Hub dataset {repo} has {missing_bytes / 1e9:.1f} GB of Parquet files to download, and "
-            f"{free_bytes / 1e9:.1f} GB are free on the disk of {root}. Free some space, or download "
-            "some of the files and give their folder."
-        )
-    _snapshot(repo, root.name, suffixes=(), names=train_names)
-
-
-def _repo_sizes(repo: str, root: Path) -> dict[str, int]:
-    """Return the bytes of the files of a repository, as far as they are known."""
-    try:
-        tree = hub.get_cached_repo_tree(repo, repo_type="dataset", revision=root.name)
-    except hub.errors.CachedRepoTreeNotFoundError:
-        return {}
-    return {file.path: file.size or 0 for file in tree}
-
-
-def _repo_notes(
-    repo: str, repo_files: Sequence[str], archives: Sequence[str]
-) -> list[str]:
-    """Return notes on archives and test splits of a Hub dataset that has clips as
-    files.
-    """
-    notes = []
-    if archives:
-        notes.append(
-            f"{repo}: {len(archives)} archives are not fetched ({archives[0]})"
-        )
-
-    clips = [file for file in repo_files if file.lower().endswith(CLIP_SUFFIXES)]
-    test_clips = [file for file in clips if file.split("/")[0] in OTHER_SPLITS]
-    if test_clips:
-        notes.append(
-            f"{repo}: {counted_are(len(test_clips), 'clip')} in test folders ({test_clips[0]}) "
-            "and used like all others"
-        )
-    return notes
 
 
 def _open_hub_archive(
@@ -419,18 +364,6 @@ def _open_hub_archive(
     return Location(location.root, location.files, notes, name=repo.split("/")[-1])
 
 
-def _no_clips_message(repo: str, repo_files: Sequence[str]) -> str:
-    suffixes = Counter(os.path.splitext(file)[1] or "no suffix" for file in repo_files)
-    contents = ", ".join(
-        f"{count} {suffix}" for suffix, count in suffixes.most_common(8)
-    )
-    return (
-        f"The Hub dataset {repo} has no video or image files (it has {contents or 'nothing'}), "
-        "not exactly one archive, and no Parquet files that hold clips. Save the clips as files "
-        "and give their folder."
-    )
-
-
 def is_local(path: str) -> bool:
     """Return whether a dataset's path can only be meant as a file or folder."""
     if path.startswith("hf://") or is_object_url(path):
@@ -448,57 +381,3 @@ def may_be_hub_id(path: str) -> bool:
         return False
     # A typo in a path below an existing folder should not cause a network request.
     return not Path(path.split("/")[0]).exists()
-
-
-def _snapshot(
-    repo: str, revision: str | None, *, suffixes: Sequence[str], names: Sequence[str]
-) -> Path:
-    """Return the folder of a dataset repository's snapshot, named by its commit.
-
-    Files that are not in the Hub's cache are downloaded, unless HF_HUB_OFFLINE is set.
-
-    Args:
-        repo: "user/name".
-        revision: branch, tag or commit; None is the default branch.
-        suffixes: files with these suffixes (in any case) are fetched.
-        names: files with these names are fetched, in any folder.
-
-    Raises:
-        VideotuneError: with id, cause and remedy.
-    """
-    patterns = [f"*{_any_case(suffix)}" for suffix in suffixes]
-    patterns += names
-    patterns += [f"*/{name}" for name in names]
-    try:
-        folder = hub.snapshot_download(
-            repo, repo_type="dataset", revision=revision, allow_patterns=patterns
-        )
-    except (
-        Exception
-    ) as error:  # the library raises a dozen types; hub_problem explains each
-        raise VideotuneError(
-            f"the Hub dataset {hub_problem(repo, error, folder='datasets/')}"
-        ) from error
-    return Path(folder)
-
-
-def _any_case(suffix: str) -> str:
-    """Return a glob pattern that matches a suffix in any case: ".mp4" -> ".[mM][pP]4"."""
-    letters = [
-        f"[{char.lower()}{char.upper()}]" if char.isalpha() else char for char in suffix
-    ]
-    return "".join(letters)
-
-
-def _repo_files(repo: str, root: Path) -> list[str]:
-    """Return all files of the repository at a snapshot's commit, sorted.
-
-    If the cache does not have the list, return the files of the snapshot.
-    """
-    try:
-        tree = hub.get_cached_repo_tree(repo, repo_type="dataset", revision=root.name)
-        return sorted(file.path for file in tree)
-    except hub.errors.CachedRepoTreeNotFoundError:
-        # Written by an older version of the library, or by hand.
-        files = [path for path in root.rglob("*") if not path.is_dir()]
-        return sorted(path.relative_to(root).as_posix() for path in files)

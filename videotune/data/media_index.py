@@ -16,7 +16,6 @@ comes, and only numbers of each clip are in memory.
 import json
 import os
 import time
-from array import array
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from importlib.metadata import version
@@ -30,6 +29,7 @@ from videotune import files
 from videotune.data.archives import FileProgressFn, silent
 from videotune.data.file_checks import ClipProblem, check_opens, stat_of
 from videotune.data.index_database import FileRow, IndexDatabase
+from videotune.data.index_lookups import LOOKED_UP_TOGETHER, Lookups, MissingFiles
 from videotune.data.index_rows import (
     CONTENT_ID,
     DAMAGE,
@@ -80,84 +80,11 @@ SLOWEST_DECODER = 20.0
 MIRRORED = "s3:"
 """How the names of files begin that are on an object store."""
 
-LOOKED_UP_TOGETHER = 500
-"""Files whose rows are read from the index together."""
 
 AHEAD = 64
 """Clips submitted to the workers before their turn, or more with many workers: one that
 hangs holds up the others only if this many are queued behind it.
 """
-
-
-class _MissingFiles:
-    """Files that must be examined, in their order.
-
-    Args:
-        paths: all files; some of them are missing in the index.
-    """
-
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self._paths = paths
-        self._positions = array("q")
-        self._sizes = array("q")
-        self._times = array("q")
-
-    def __len__(self) -> int:
-        return len(self._positions)
-
-    def add(self, position: int, stamp: FileStamp) -> None:
-        """Add a file by its position among all."""
-        self._positions.append(position)
-        self._sizes.append(stamp.size)
-        self._times.append(stamp.mtime_ns)
-
-    def __iter__(self) -> Iterator[tuple[Path, FileStamp]]:
-        columns = (self._positions, self._sizes, self._times)
-        for position, size, mtime_ns in zip(*columns, strict=True):
-            yield self._paths[position], FileStamp(size, mtime_ns)
-
-    def by_size(self) -> Iterator[set[tuple[int, str]]]:
-        """Yield the different (size, suffix) of the files, some sizes at a time."""
-        order = np.argsort(np.frombuffer(self._sizes, np.int64), kind="stable")
-        for first in range(0, len(order), LOOKED_UP_TOGETHER):
-            part = order[first : first + LOOKED_UP_TOGETHER].tolist()
-            yield {
-                (self._sizes[row], suffix_of(self._paths[self._positions[row]]))
-                for row in part
-            }
-
-
-class _Lookups:
-    """What the index knows of files.
-
-    Args:
-        paths: the files.
-    """
-
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self.results: SpilledRows[Examined | None] = SpilledRows()
-        """Result of each file; None until a worker has examined it."""
-        self.missing = _MissingFiles(paths)
-        self._is_missing = bytearray()
-        self._name_hashes = array("q")
-
-    def add(self, name: str, result: Examined | FileStamp) -> None:
-        """Add what is known of the next file."""
-        self._name_hashes.append(hash(name))
-        self._is_missing.append(isinstance(result, FileStamp))
-        if isinstance(result, FileStamp):
-            self.missing.add(len(self.results), result)
-            self.results.append(None)
-        else:
-            self.results.append(result)
-
-    def is_missing(self, position: int) -> bool:
-        """Return whether a file was not known and must be examined."""
-        return bool(self._is_missing[position])
-
-    def hashes_of_names(self) -> NDArray[np.int64]:
-        """Return the hashes of all names, sorted."""
-        return np.sort(np.frombuffer(self._name_hashes, np.int64))
 
 
 class MediaIndex:
@@ -379,22 +306,19 @@ class MediaIndex:
         folders = [self._name(root) for root in roots]
         has_dropped = False
         for names in self._database.names():
-            hashes = np.array([hash(name) for name in names], np.int64)
-            is_used = np.isin(hashes, used_names)
             vanished_names = []
-            for name, is_known_to_exist in zip(names, is_used.tolist(), strict=True):
-                if is_known_to_exist:
-                    continue
+            for name in _without_hashes(names, used_names):
                 is_of_datasets = any(is_below(name, folder) for folder in folders)
                 if is_of_datasets and not os.path.exists(self._path_of(name)):
                     vanished_names.append(name)
+
             if vanished_names:
                 self._database.drop_files(vanished_names)
                 has_dropped = True
         return has_dropped
 
     def _known_ids(
-        self, missing: _MissingFiles, until: float
+        self, missing: MissingFiles, until: float
     ) -> dict[tuple[int, str], set[str]]:
         """Return ids of remembered contents that missing files may have, by size and
         suffix.
@@ -407,6 +331,7 @@ class MediaIndex:
                 for name, row in self._database.files_of_sizes(sizes).items()
                 if (row.size, suffix_of(name)) in sizes_and_suffixes
             ]
+
             for first in range(0, len(known_files), LOOKED_UP_TOGETHER):
                 part = known_files[first : first + LOOKED_UP_TOGETHER]
                 values = self._database.contents([row.content for _, row in part])
@@ -418,7 +343,7 @@ class MediaIndex:
         return ids
 
     def _examine_in_workers(
-        self, missing: _MissingFiles, until: float
+        self, missing: MissingFiles, until: float
     ) -> Generator[Any, None, None]:
         """Yield the workers' answers for files, in order; known contents are only
         hashed.
@@ -442,9 +367,9 @@ class MediaIndex:
 
         yield from pool.map(calls(), max(AHEAD, 4 * pool.count))
 
-    def _look_up_all(self, paths: Sequence[Path], until: float) -> _Lookups:
+    def _look_up_all(self, paths: Sequence[Path], until: float) -> Lookups:
         """Return what is remembered of each file, or its problem if it cannot be opened."""
-        lookups = _Lookups(paths)
+        lookups = Lookups(paths)
         for first in range(0, len(paths), LOOKED_UP_TOGETHER):
             part = paths[first : first + LOOKED_UP_TOGETHER]
             names = [self._name(path) for path in part]
@@ -493,13 +418,13 @@ class MediaIndex:
         key = file_row.content
         try:
             content_id = key[:ID_DIGITS]
-            if not CONTENT_ID.fullmatch(content_id) or key != content_key(
-                content_id, path
-            ):
+            is_id = CONTENT_ID.fullmatch(content_id) is not None
+            if not is_id or key != content_key(content_id, path):
                 raise ValueError("a file's row has a wrong type")
             if key not in values:
                 return None
             return examined_from_row(content_id, json.loads(values[key]), path, until)
+
         except DAMAGE:
             if isinstance(key, str):
                 self._database.drop_content(key)
@@ -537,7 +462,7 @@ class MediaIndex:
 
         # Another process has dropped the content since its hash was known.
         assert answer.keys() == {"id"}
-        missing = _MissingFiles([path])
+        missing = MissingFiles([path])
         missing.add(0, stamp)
         with closing(self._examine_in_workers(missing, until)) as answers:
             return self._store(path, stamp, next(answers), until)
@@ -556,3 +481,16 @@ class MediaIndex:
         value = json.dumps(row)
         self._database.put_content(key, value)
         return {key: value}
+
+
+def _without_hashes(
+    names: Sequence[str], sorted_hashes: NDArray[np.int64]
+) -> list[str]:
+    """Return the names whose hash is not one of these."""
+    if not len(sorted_hashes):
+        return list(names)
+    hashes = np.array([hash(name) for name in names], np.int64)
+    positions = np.searchsorted(sorted_hashes, hashes)
+    positions = np.minimum(positions, len(sorted_hashes) - 1)
+    is_present = sorted_hashes[positions] == hashes
+    return [names[row] for row in np.flatnonzero(~is_present).tolist()]

@@ -20,7 +20,9 @@ class PackedIntegers(Sequence[int]):
     def __init__(self, text: str, values: Sequence[int]) -> None:
         self._text = text
         self._length = len(values)
-        self._ends = (values[0], values[-1]) if values else (0, 0)
+        self._ends = (0, 0)
+        if values:
+            self._ends = (values[0], values[-1])
 
     def __len__(self) -> int:
         return self._length
@@ -33,16 +35,20 @@ class PackedIntegers(Sequence[int]):
     @overload
     def __getitem__(self, index: slice) -> tuple[int, ...]: ...
     def __getitem__(self, index: int | slice) -> int | tuple[int, ...]:
-        if self._length and isinstance(index, int):
-            if index in (0, -self._length):
-                return self._ends[0]
-            if index in (-1, self._length - 1):
-                return self._ends[1]
+        length = self._length
+        if length and isinstance(index, int):
+            first, last = self._ends
+            if index in (0, -length):
+                return first
+            if index in (-1, length - 1):
+                return last
         return self._values()[index]
 
     def __eq__(self, other: Any) -> bool:
         if isinstance(other, PackedIntegers):
-            return self._text == other._text or self._values() == other._values()
+            if self._text == other._text:
+                return True
+            return self._values() == other._values()
         if isinstance(other, tuple):
             return self._values() == other
         return NotImplemented
@@ -54,18 +60,27 @@ class PackedIntegers(Sequence[int]):
         return repr(self._values())
 
     def _values(self) -> tuple[int, ...]:
-        return tuple(unpack(self._text, self._length))
+        values = unpack(self._text, self._length)
+        return tuple(values)
 
 
 def pack(values: Sequence[int]) -> str:
     """Encode ascending integers as the first one and their steps: 0 1001 2002 -> "0
     1001x2".
     """
-    parts = [str(value) for value in values[:1]]
-    steps = (following - value for value, following in pairwise(values))
+    first_values = values[:1]
+    parts = [str(value) for value in first_values]
+
+    steps = (
+        following - value
+        for value, following in pairwise(values)  # one fewer than there are values
+    )
     for step, group in groupby(steps):
         repeats = len(list(group))
-        parts.append(f"{step}x{repeats}" if repeats > 1 else f"{step}")
+        part = f"{step}"
+        if repeats > 1:
+            part = f"{step}x{repeats}"
+        parts.append(part)
     return " ".join(parts)
 
 
@@ -77,9 +92,12 @@ def unpack(text: str, most: int) -> list[int]:
     """
     steps: list[int] = []
     for part in text.split():
-        step, _, repeats_text = part.partition("x")
+        step_text, _, repeats_text = part.partition("x")
+        step = int(step_text)
         repeats = int(repeats_text or 1)
         if len(steps) + repeats > most:
             raise ValueError(f"more than {most} frames")
-        steps += [int(step)] * repeats
-    return list(accumulate(steps))
+        steps += [step] * repeats
+
+    values = accumulate(steps)
+    return list(values)

@@ -24,7 +24,7 @@ from videotune.data.clip_file import ClipFile
 from videotune.data.companion_files import FOLDER_OF_ROLE
 from videotune.data.companions import alpha_mask, check_companion
 from videotune.data.file_checks import ClipProblem
-from videotune.data.packed_rows import TextNumbers
+from videotune.data.packed_texts import TextNumbers
 from videotune.errors import VideotuneError
 from videotune.model_spec import VideoRules
 
@@ -73,6 +73,7 @@ def _refuse_missing_captions(candidates: CandidateTable) -> None:
             example = example or file.expected_caption
         else:
             others.append(path_and_detail)
+
     if example is not None:
         raise VideotuneError(
             caption_message(

@@ -5,7 +5,7 @@ from typing import Any
 
 from videotune.config.schema import Config
 from videotune.data.candidates import Candidate
-from videotune.data.packed_rows import PackedTexts
+from videotune.data.packed_texts import PackedTexts
 from videotune.data.remarks import Remark, RemarkCode
 from videotune.text import counted, some
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from videotune.config.schema import Config
 from videotune.data.file_checks import ClipProblem
-from videotune.data.frame_sampling import WindowPlacement
+from videotune.data.window_placement import WindowPlacement
 from videotune.types import Window
 
 

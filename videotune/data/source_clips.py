@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 import numpy as np
 from numpy.typing import NDArray
 
-from videotune.data.packed_rows import PackedTexts
+from videotune.data.packed_texts import PackedTexts
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from videotune.data.packed_rows import PackedTexts, TextNumbers
+from videotune.data.packed_texts import PackedTexts, TextNumbers
 from videotune.data.picture_matching import join_by_pictures
 from videotune.data.remarks import Remark
 from videotune.data.source_clips import SourceClip, SourceClipTable

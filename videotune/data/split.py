@@ -19,7 +19,8 @@ from typing import Any
 from videotune import files
 from videotune.data.archives import FileProgressFn, silent
 from videotune.data.clip_file import ClipFile, is_video
-from videotune.data.content_scan import CUT_RATIO, scan_content
+from videotune.data.content_scan import scan_content
+from videotune.data.cuts import CUT_RATIO
 from videotune.data.file_checks import ClipProblem
 from videotune.data.frame_reader import FrameReader
 from videotune.data.layouts import read_folder

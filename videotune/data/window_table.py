@@ -10,7 +10,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from videotune.data.packed_rows import PackedTexts
+from videotune.data.packed_texts import PackedTexts
 from videotune.types import ClipShape, Window
 
 ROWS_TOGETHER = 4096
@@ -69,18 +69,25 @@ class WindowTable(Sequence[Window]):
         position = range(len(self))[index]
         row = position if self.rows is None else int(self.rows[position])
         return self._window(
-            int(self.owner[row]),
-            int(self.kind[row]),
-            float(self.start[row]),
-            float(self.end[row]),
+            owner=int(self.owner[row]),
+            kind=int(self.kind[row]),
+            start=float(self.start[row]),
+            end=float(self.end[row]),
         )
 
     def __iter__(self) -> Iterator[Window]:
         for first in range(0, len(self), ROWS_TOGETHER):
-            rows: Any = slice(first, min(first + ROWS_TOGETHER, len(self)))
+            last = min(first + ROWS_TOGETHER, len(self))
+            rows: Any = slice(first, last)
             if self.rows is not None:
                 rows = self.rows[rows]
-            columns = (self.owner, self.kind, self.start, self.end)
+
+            columns = (
+                self.owner,
+                self.kind,
+                self.start,
+                self.end,
+            )
             lists = [column[rows].tolist() for column in columns]
             for owner, kind, start, end in zip(*lists, strict=True):
                 yield self._window(owner, kind, start, end)
@@ -124,24 +131,30 @@ class WindowTable(Sequence[Window]):
     def map_kinds(self, value: Callable[[Window], Any], dtype: Any) -> NDArray[Any]:
         """Return ``value`` for each window (N,); it is called once for each kind."""
         values = np.array([value(kind) for kind in self.kinds], dtype)
-        kinds = self.kind if self.rows is None else self.kind[self.rows]
-        return values[kinds] if len(values) else np.zeros(0, dtype)
+        if not len(values):
+            return np.zeros(0, dtype)
+        return values[self._kind_of_each()]
+
+    def _kind_of_each(self) -> NDArray[np.int32]:
+        """Return the kind of each window."""
+        if self.rows is None:
+            return self.kind
+        return self.kind[self.rows]
 
     def used_kinds(self) -> list[Window]:
         """Return the kinds that at least one window has, in the order of their first."""
-        kinds = self.kind if self.rows is None else self.kind[self.rows]
-        values, firsts = np.unique(kinds, return_index=True)
-        return [self.kinds[index] for index in values[np.argsort(firsts)]]
+        values, firsts = np.unique(self._kind_of_each(), return_index=True)
+        by_first = values[np.argsort(firsts)]
+        return [self.kinds[index] for index in by_first]
 
     def shape_counts(self) -> dict[ClipShape, int]:
         """Return how many windows have each shape."""
-        kinds = self.kind if self.rows is None else self.kind[self.rows]
+        windows_of_kind = np.bincount(self._kind_of_each(), minlength=len(self.kinds))
         counts: dict[ClipShape, int] = {}
-        for kind, count in zip(
-            self.kinds, np.bincount(kinds, minlength=len(self.kinds)), strict=True
-        ):
+        for kind, count in zip(self.kinds, windows_of_kind.tolist(), strict=True):
             if count:
-                counts[kind.shape] = counts.get(kind.shape, 0) + int(count)
+                earlier_count = counts.get(kind.shape, 0)
+                counts[kind.shape] = earlier_count + count
         return counts
 
     def used_clip_ids(self) -> set[str]:
@@ -235,15 +248,19 @@ def earlier_copies(windows: Sequence[Window]) -> NDArray[np.int64]:
         rows = windows.rows
     else:
         numbers: dict[Window, int] = {}
-        rows = np.array(
-            [numbers.setdefault(window, len(numbers)) for window in windows], np.int32
-        )
+        number_of_each = [
+            numbers.setdefault(window, len(numbers)) for window in windows
+        ]
+        rows = np.array(number_of_each, np.int32)
+
     order = np.argsort(rows, kind="stable")
     sorted_rows = rows[order]
     is_first = np.ones(len(rows), bool)
     is_first[1:] = sorted_rows[1:] != sorted_rows[:-1]
+
     positions = np.arange(len(rows))
-    first_of_group = np.maximum.accumulate(np.where(is_first, positions, 0))
+    firsts = np.where(is_first, positions, 0)
+    first_of_group = np.maximum.accumulate(firsts)
     earlier = np.empty(len(rows), np.int64)
     earlier[order] = positions - first_of_group
     return earlier

@@ -1,0 +1,134 @@
+"""The files of a dataset folder: a walk that follows links, and leaves out the folders of
+training runs.
+"""
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from videotune.data.clip_file import (
+    CLIP_FOLDERS,
+)
+from videotune.data.folder_walk import LinkGuard
+from videotune.errors import VideotuneError
+
+RUN_FILES = ("config.json", "journal.jsonl")
+"""A folder that has both is a training run."""
+
+
+class FolderListing(NamedTuple):
+    """The files of a dataset folder."""
+
+    is_linked: dict[str, bool]
+    """Whether a link led to a file, by the file's path."""
+
+    run_folders: list[str]
+    """Folders of training runs, whose files are left out."""
+
+    outside_captions: dict[str, bool]
+    """Files of a ``captions`` folder beside the dataset folder, like ``is_linked``."""
+
+
+def list_folder(root: Path) -> FolderListing:
+    """List the files of a dataset folder and, if it is itself a ``videos`` folder, those
+    of the ``captions`` folder beside it.
+    """
+    run_folders: list[str] = []
+    outside_captions: dict[str, bool] = {}
+    captions_folder = expected_captions_folder(root, root)
+    try:
+        is_linked = {
+            path.removeprefix(f".{os.sep}"): is_link
+            for path, is_link in walk(str(root), run_folders)
+        }
+        if captions_folder != root and captions_folder.is_dir():
+            outside_captions = dict(walk(str(captions_folder), []))
+    except OSError as error:
+        raise VideotuneError(
+            f"The folder {error.filename} cannot be read: {error.strerror}."
+        ) from error
+    return FolderListing(is_linked, run_folders, outside_captions)
+
+
+def check_names(paths: Iterable[str]) -> None:
+    """Raise VideotuneError for a file name that is not UTF-8."""
+    for path in paths:
+        try:
+            path.encode()
+        except UnicodeEncodeError as error:
+            raise VideotuneError(_name_message(path)) from error
+
+
+def _name_message(path: str) -> str:
+    """Describe a file name that Python could not read, with a remedy."""
+    content = os.fsencode(path)
+    try:
+        name = content.decode()
+    except UnicodeDecodeError:
+        return f"The file name {path!r} is not valid UTF-8. Rename the file."
+    return (
+        f"The file name {name!r} cannot be read: Python takes file names for "
+        f"{sys.getfilesystemencoding()} here. Set PYTHONUTF8=1."
+    )
+
+
+def walk(folder: str, run_folders: list[str]) -> Iterator[tuple[str, bool]]:
+    """Yield the files below a folder, each with whether a link led to it.
+
+    Args:
+        folder: where to begin.
+        run_folders: receives the folders of training runs, whose files are not yielded.
+    """
+    yield from _walk_from(folder, LinkGuard(), frozenset(), False, run_folders)
+
+
+def _walk_from(
+    folder: str,
+    guard: LinkGuard,
+    ancestors: frozenset[str],
+    via_link: bool,
+    run_folders: list[str],
+) -> Iterator[tuple[str, bool]]:
+    """Do what ``walk`` does for a folder within it.
+
+    Args:
+        folder: the folder.
+        guard: stops at circular links.
+        ancestors: real paths of the folders above.
+        via_link: whether a link led to the folder.
+        run_folders: as in ``walk``.
+    """
+    inner_ancestors = guard.enter(folder, ancestors)
+    if inner_ancestors is None:
+        return
+
+    with os.scandir(folder) as scanned_entries:
+        entries = [entry for entry in scanned_entries if not entry.name.startswith(".")]
+    if {entry.name for entry in entries}.issuperset(RUN_FILES):
+        run_folders.append(folder)
+        return
+
+    for entry in entries:
+        is_link = via_link or entry.is_symlink()
+        if entry.is_dir():
+            yield from _walk_from(
+                entry.path, guard, inner_ancestors, is_link, run_folders
+            )
+        else:
+            yield entry.path, is_link
+
+
+def expected_captions_folder(root: Path, folder: Path) -> Path:
+    """Return the folder in which the captions of a folder's clips are expected.
+
+    It is below the ``captions`` sibling of the nearest videos/ or images/, else the
+    folder itself.
+    """
+    for ancestor in (folder, *folder.parents):
+        if ancestor.name in CLIP_FOLDERS:
+            return ancestor.with_name("captions") / folder.relative_to(ancestor)
+        if ancestor == root:
+            break
+    return folder
