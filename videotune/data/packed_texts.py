@@ -8,7 +8,6 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-
 ENCODING = "utf-8"
 """Encoding of packed texts, whose bytes then have the order of the texts."""
 
