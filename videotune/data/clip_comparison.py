@@ -14,6 +14,7 @@ from videotune.config.schema import Config
 from videotune.data.candidate_table import CandidateTable, SetFacts
 from videotune.data.candidates import Candidate, lacks_only_caption
 from videotune.data.locations import Location
+from videotune.data.packed_rows import return_free_memory
 from videotune.data.packed_texts import PackedTexts
 from videotune.data.picture_matching import near_duplicates
 from videotune.data.source_clips import SourceClipTable
@@ -38,6 +39,7 @@ def compare_clips(
     usable = candidates.usable
     looks_like: dict[int, int] = {}
     _add_near_duplicates(looks_like, clips.take(usable), candidates)
+    return_free_memory()
     uncaptioned = _uncaptioned(candidates)
     if len(uncaptioned):
         # Clips that lack only a caption name clips that they look like.
@@ -45,6 +47,7 @@ def compare_clips(
         _add_near_duplicates(looks_like, looked_at, candidates)
 
     sources, source_notes = group_by_source(clips.take(usable))
+    return_free_memory()
     kind_by_dataset = [dataset.kind for dataset in config.datasets]
     held_out, held_out_notes = hold_out(
         sources,

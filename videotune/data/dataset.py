@@ -44,6 +44,7 @@ from videotune.data.locations import Location, open_location
 from videotune.data.media_index import MediaIndex
 from videotune.data.metadata_files import Columns
 from videotune.data.object_store import is_object_url
+from videotune.data.packed_rows import return_free_memory
 from videotune.data.packed_texts import PackedPaths, TextNumbers
 from videotune.data.preparation import prepare_candidates
 from videotune.data.remarks import codes_of
@@ -86,11 +87,13 @@ def scan(
             return Library(**fields)
 
     listed = _list_files(config, rules, index_path, progress)
+    return_free_memory()
     candidates = listed.candidates
     notes += listed.notes
 
     index = MediaIndex(index_path, progress)
     _examine(candidates, index, config, roots=listed.roots)
+    return_free_memory()
     remember_for = inputs
     for candidate in prepare_candidates(candidates, config, rules):
         if remember_for is not None and not may_be_remembered(candidate, remember_for):
@@ -104,7 +107,9 @@ def scan(
     parts = LibraryParts(candidates, listed.locations, notes, rules, config)
     if len(candidates) < FEWEST_CLIPS:
         return build_in_memory(parts)
-    return build_in_files(parts, remember_for)
+    library = build_in_files(parts, remember_for)
+    return_free_memory()
+    return library
 
 
 @dataclass

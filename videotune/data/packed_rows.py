@@ -4,12 +4,16 @@ texts and numbers in arrays.
 A row that is read is a new object. Changing it changes nothing here.
 """
 
+from __future__ import annotations
+
+import ctypes
 import mmap
 import pickle
+import sys
 import tempfile
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from typing import IO, TypeVar, overload
+from typing import IO, Any, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,39 +111,72 @@ class SpilledRows(Sequence[Row]):
 
 
 class SpilledBytes:
-    """An array of bytes (N, columns) in a file without a name.
+    """An array of bytes (N, columns), which grows, in a file without a name.
 
     Args:
-        parts: its rows, in parts (n, columns).
         columns: bytes of a row.
     """
 
-    def __init__(self, parts: Iterable[NDArray[np.uint8]], columns: int) -> None:
-        self._map: mmap.mmap | None = None
-        file: IO[bytes] | None = None
-        tail = bytearray()
-        written = 0
-        for part in parts:
-            tail += part.tobytes()
-            if len(tail) >= UNWRITTEN_BYTES:
-                file = file or spill_file()
-                write_spilled(file, tail, written)
-                written += len(tail)
-                tail.clear()
+    def __init__(self, columns: int) -> None:
+        self._columns = columns
+        self._file: IO[bytes] | None = None
+        self._written = 0
+        """Bytes in the file; ``_tail`` follows them."""
+        self._tail = bytearray()
 
-        content: bytearray | mmap.mmap = tail
-        if file is not None:
-            write_spilled(file, tail, written)
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            content = self._map
-            file.close()
+    def extend(self, rows: NDArray[np.uint8]) -> None:
+        """Add rows (n, columns)."""
+        self._tail += rows.tobytes()
+        if len(self._tail) >= UNWRITTEN_BYTES:
+            self._write_tail()
+
+    def _write_tail(self) -> None:
+        if self._file is None:
+            self._file = spill_file()
+        write_spilled(self._file, self._tail, self._written)
+        self._written += len(self._tail)
+        self._tail.clear()
+
+    def take(self, positions: NDArray[np.integer[Any]]) -> NDArray[np.uint8]:
+        """Return the rows at these positions (n, columns)."""
+        content = bytearray()
+        for position in positions.tolist():
+            begin = position * self._columns
+            if begin < self._written:
+                assert self._file is not None
+                self._file.seek(begin)
+                content += self._file.read(self._columns)
+            else:
+                first = begin - self._written
+                content += self._tail[first : first + self._columns]
+        return np.frombuffer(content, np.uint8).reshape(-1, self._columns)
+
+    def mapped(self) -> MappedBytes:
+        """Return all rows as an array. None may be added any more."""
+        if self._file is None:
+            return MappedBytes(self._tail, self._columns)
+        self._write_tail()
+        content = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+        return MappedBytes(content, self._columns)
+
+
+class MappedBytes:
+    """An array of bytes (N, columns) that is read from a file.
+
+    Args:
+        content: the file, or bytes in memory.
+        columns: bytes of a row.
+    """
+
+    def __init__(self, content: mmap.mmap | bytearray, columns: int) -> None:
+        self._content = content
         self.array = np.frombuffer(content, np.uint8).reshape(-1, columns)
         """(N, columns)."""
 
     def release(self) -> None:
         """Take the pages that were read out of this process's memory."""
-        if self._map is not None:
-            release_pages(self._map)
+        if isinstance(self._content, mmap.mmap):
+            release_pages(self._content)
 
 
 def spill_file() -> IO[bytes]:
@@ -178,3 +215,15 @@ def release_pages(mapped: mmap.mmap) -> None:
     """
     if hasattr(mmap, "MADV_DONTNEED"):
         mapped.madvise(mmap.MADV_DONTNEED)
+
+
+def return_free_memory() -> None:
+    """Give memory that is free back to the system.
+
+    The C library keeps what is free between pieces that are in use: after each part of a
+    large scan that is some hundred bytes a clip.
+    """
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None)
+        if hasattr(libc, "malloc_trim"):  # not in musl
+            libc.malloc_trim(0)

@@ -104,18 +104,15 @@ class PictureTable:
         mean = array("f")
         structure = array("f")
         plain_share = array("f")
-
-        def levels() -> Iterator[NDArray[np.uint8]]:
-            for part in _signature_blocks(clips, counts):
-                yield part
-                brightness = part[:, :CELLS].astype(np.float32)
-                part_mean = brightness.mean(1)
-                part_structure, part_share = _structure(brightness)
-                mean.frombytes(part_mean.tobytes())
-                structure.frombytes(part_structure.tobytes())
-                plain_share.frombytes(part_share.tobytes())
-
-        self._levels = SpilledBytes(levels(), CELLS + COLOUR_CELLS)
+        levels = SpilledBytes(CELLS + COLOUR_CELLS)
+        for part in _signature_blocks(clips, counts):
+            levels.extend(part)
+            brightness = part[:, :CELLS].astype(np.float32)
+            part_mean = brightness.mean(1)
+            part_structure, part_share = _structure(brightness)
+            mean.frombytes(part_mean.tobytes())
+            structure.frombytes(part_structure.tobytes())
+            plain_share.frombytes(part_share.tobytes())
         self.counts = np.array(counts, np.int32)
         """How many pictures each clip has."""
 
@@ -127,25 +124,31 @@ class PictureTable:
         is_rich = has_structure & ~is_plain
 
         order = np.argsort(means, kind="stable")
-        rich_frames = order[is_rich[order]]
-        self._frames = rich_frames.astype(np.int32)
+        rich_frames = order[is_rich[order]].astype(np.int32)
         """Index of each row among all frames, those of one clip after the other."""
+
+        # Frames that are compared have nearly the same brightness, so that they are near
+        # each other in the file.
+        row_count = len(rich_frames)
+        ordered_levels = SpilledBytes(CELLS + COLOUR_CELLS)
+        for rows in _blocks(row_count):
+            ordered_levels.extend(levels.take(rich_frames[rows]))
+        self._levels = ordered_levels.mapped()
 
         clip_numbers = np.arange(len(self.counts), dtype=np.int32)
         clip_of_frame = np.repeat(clip_numbers, self.counts)
-        self.clip = clip_of_frame[self._frames]
+        self.clip = clip_of_frame[rich_frames]
         """Index of each row's clip."""
 
         rows_by_clip = np.argsort(self.clip, kind="stable")
         self._by_clip = rows_by_clip.astype(np.int32)
         self._sorted_clips = self.clip[self._by_clip]
         positions = _positions(self.counts)
-        self.position = positions[self._frames]
+        self.position = positions[rich_frames]
         """0 for a first frame, 1 for a middle one and for images, 2 for a last one."""
 
         limits = np.minimum(NEAR * structures, NEAR_LEVELS)
-        self._limit = limits[self._frames]
-        row_count = len(self._frames)
+        self._limit = limits[rich_frames]
         self._squares = np.empty(row_count, np.float32)
         for rows in _blocks(row_count):
             squares = self._vectors(rows) ** 2
@@ -156,8 +159,7 @@ class PictureTable:
         """Return rows as vectors (n, 150), scaled so that a squared distance is the mean
         over the cells of brightness plus the mean over those of colour.
         """
-        frames = self._frames[rows]
-        levels = self._levels.array[frames]
+        levels = self._levels.array[rows]
         centred = levels.astype(np.float32) - 128
         vectors: Vectors = centred / SCALES
         return vectors
@@ -245,6 +247,7 @@ class PictureTable:
             exact_vectors = vectors.astype(np.float64)
             total += exact_vectors.sum(0)
             products += exact_vectors.T @ exact_vectors
+            self._levels.release()
 
         squared_mean = np.outer(total, total) / len(sample)
         scatter = products - squared_mean
