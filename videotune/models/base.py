@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -154,10 +155,12 @@ class DiffusersModel(AutoencodingCheckpoint):
         Raises:
             VideotuneError: if diffusers' pipeline reads them alike.
         """
-        raise VideotuneError(
-            f"text_encoder.convention: for {spec.title} no other than diffusers' is "
-            "known here. Remove the key."
-        )
+        if not spec.authors_read_otherwise:
+            raise VideotuneError(
+                f"text_encoder.convention: for {spec.title} no other than diffusers' is "
+                "known here. Remove the key."
+            )
+        return replace(spec, authors_text=True)
 
     @classmethod
     def clean(cls, caption: str) -> str:

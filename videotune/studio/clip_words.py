@@ -198,6 +198,12 @@ REMEDIES = (
         "If they are one video, make a video file of them and remove the pictures.",
     ),
     Remedy(
+        ("caption_reading",),
+        "setting",
+        "For ComfyUI choose “authors”; for diffusers leave it.",
+        "text_encoder.convention",
+    ),
+    Remedy(
         ("unused_masks",),
         "setting",
         "To train only what the masks show in white, set “Outside” of “Masks of the loss” "

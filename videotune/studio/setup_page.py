@@ -93,6 +93,9 @@ from videotune.text import disk_size, time_span
 
 routes = APIRouter()
 
+UNFOLDED_NOTES = ("caption_reading", "frame_count")
+"""Codes of the plan's notes that stand open on the page; the others are folded."""
+
 PRESETS_FOLDER = "presets"
 """Folder of the user's presets: each a file with ``preset`` and ``keys``."""
 
@@ -144,6 +147,7 @@ def plan(page: PageContext) -> str:
         verdict=plan_verdict(project, current_plan),
         remedies=remedies,
         notes=notes,
+        unfolded_notes=UNFOLDED_NOTES,
         licence=open_licence(answer),
         remedy_of=clip_words.remedy_of,
         memory_parts=memory_parts,
