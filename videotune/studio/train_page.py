@@ -9,7 +9,7 @@ from fastapi import APIRouter, HTTPException, Response
 from fastapi.responses import FileResponse, PlainTextResponse
 
 from videotune.errors import VideotuneError
-from videotune.files import life, write_json
+from videotune.files import write_json
 from videotune.queue import entries as queued
 from videotune.queue import jobs
 from videotune.queue.entries import QueueEntry
@@ -22,6 +22,7 @@ from videotune.reporter.previews import sample_rows
 from videotune.reporter.progress import progress
 from videotune.reporter.read import Run, mapping
 from videotune.runs.rank_figures import find_stragglers, ranks_in
+from videotune.runs.run_life import life
 from videotune.sampling.picture_faults import describe_faults, describe_sound
 from videotune.studio import (
     gpu,
