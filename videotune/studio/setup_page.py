@@ -18,8 +18,8 @@ from videotune.data.remarks import with_codes
 from videotune.errors import VideotuneError
 from videotune.files import write_json
 from videotune.presets.shipped import preset_named, preset_reasons
-from videotune.reporter.curves import COLOURS
 from videotune.reporter.read import mapping, number
+from videotune.reporter.times_seen import COLOURS
 from videotune.studio import (
     clip_words,
     clips,
