@@ -59,9 +59,7 @@ def sizes(tiny_family: Callable[..., Any]) -> dict[str, int]:
     net = family.denoiser()
     whole = sum(parameter.numel() for parameter in net.parameters())
     in_few_rows = sum(
-        parameter.numel()
-        for parameter in net.parameters()
-        if len(parameter) < GROUPS
+        parameter.numel() for parameter in net.parameters() if len(parameter) < GROUPS
     )
     assert in_few_rows > 0
     pieces = sum(-(-value.nbytes // 512) * 512 for value in net.parameters())

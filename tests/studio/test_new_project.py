@@ -9,7 +9,7 @@ import pytest
 from videotune.data.remarks import Remark
 from videotune.files import read_json
 from videotune.models.model_files import CONFIGS
-from videotune.studio import clips, gpu, model_choices, projects, queue_page
+from videotune.studio import clip_row, gpu, model_choices, projects, queue_page
 from videotune.studio.first_model import first_model
 from videotune.studio.model_choices import ChosenCard
 
@@ -219,6 +219,6 @@ def test_without_a_model_clips_are_checked_but_nothing_is_said_of_its_sizes(
         "warned": [slow, black],
         "shape": "17x64x64", "windows": 3, "spans": [[0, 1]], "notes": ["upscaled"],
     }  # fmt: skip
-    shown = clips._without_model(row)
+    shown = clip_row.without_model(row)
     assert shown["warned"] == [black]
     assert (shown["shape"], shown["windows"], shown["notes"]) == (None, None, [])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from videotune.data.remarks import RemarkCode, code_of
-from videotune.studio.clips import ClipRow, state_of
+from videotune.studio.clip_row import ClipRow, state_of
 
 
 @dataclass(frozen=True)

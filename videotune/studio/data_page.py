@@ -21,6 +21,7 @@ from videotune.reporter.read import mapping
 from videotune.studio import (
     auto_caption,
     captions_edit,
+    clip_row,
     clip_words,
     clips,
     downloads,
@@ -105,7 +106,7 @@ def state(page: PageContext) -> str:
         check=check,
         account=account,
         rows=rows,
-        uncaptioned=[row for row in rows if clips.needs_caption(row)],
+        uncaptioned=[row for row in rows if clip_row.needs_caption(row)],
         shared=shared,
         counts=clip_words.count_states(rows),
         **CLIP_WORDS,
@@ -122,7 +123,7 @@ def _with_remarks(account: CheckAccount, *, has_model: bool) -> dict[str, Any]:
     """
     notes = with_codes(account["notes"], account.get("note_codes", []))
     if not has_model:
-        notes = [note for note in notes if code_of(note) not in clips.OF_MODEL]
+        notes = [note for note in notes if code_of(note) not in clip_row.OF_MODEL]
     return {**account, "notes": notes}
 
 
@@ -259,7 +260,7 @@ def caption(page: CurrentPage, form: PostedForm) -> Response:
     with projects.lock_of(project.folder):
         row = clips.find_clip(clips.table(project).rows, form["path"])
         if not row["caption_fixed"]:
-            caption_on_disk = clips.caption_of(row["clip"])
+            caption_on_disk = clip_row.caption_of(row["clip"])
             expected_words = [text.split() for text in (*form.all("was"), form["text"])]
             if caption_on_disk.split() not in expected_words:
                 return JSONResponse({"theirs": caption_on_disk}, 409)

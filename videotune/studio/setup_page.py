@@ -21,6 +21,7 @@ from videotune.presets.shipped import preset_named, preset_reasons
 from videotune.reporter.read import mapping, number
 from videotune.reporter.times_seen import COLOURS
 from videotune.studio import (
+    clip_row,
     clip_words,
     clips,
     gpu,
@@ -30,7 +31,7 @@ from videotune.studio import (
     projects,
     queue_page,
     run_cards,
-    train_page,
+    run_states,
     trash,
 )
 from videotune.studio.base_model_problem import (
@@ -38,6 +39,7 @@ from videotune.studio.base_model_problem import (
     problem_of,
     problem_of_run,
 )
+from videotune.studio.far_values import unusual_values
 from videotune.studio.first_model import first_model
 from videotune.studio.form import (
     PATH_KEYS,
@@ -52,7 +54,6 @@ from videotune.studio.form import (
     preset_keys,
     replaced_lengths,
     set_key,
-    unusual_values,
 )
 from videotune.studio.kept_values import (
     confirm_values,
@@ -137,7 +138,7 @@ def plan(page: PageContext) -> str:
         answer=answer,
         plan=current_plan,
         unusable=[
-            row | {"uncaptioned": clips.needs_caption(row)}
+            row | {"uncaptioned": clip_row.needs_caption(row)}
             for row in _unusable_clips(project)
         ],
         runs_anywhere=model_choices.runs_anywhere(project.preset),
@@ -155,16 +156,16 @@ def plan(page: PageContext) -> str:
     )
 
 
-def _unusable_clips(project: Project) -> list[clips.ClipRow]:
+def _unusable_clips(project: Project) -> list[clip_row.ClipRow]:
     """Return the clips that a training would stop at, as far as a check has seen them."""
     if project.facts.get("allow_skips"):
         return []
     skips_captions = draft(project).get("missing_caption") not in (None, "error")
     rows = clips.table(project).rows.values()
-    unusable = [row for row in rows if clips.state_of(row) == "unusable"]
+    unusable = [row for row in rows if clip_row.state_of(row) == "unusable"]
     if skips_captions:
         return unusable
-    return unusable + [row for row in rows if clips.needs_caption(row)]
+    return unusable + [row for row in rows if clip_row.needs_caption(row)]
 
 
 def _settings_in(text: str) -> list[tuple[str, str]]:
@@ -216,10 +217,10 @@ def _base_model_problem(page: PageContext, model: str) -> BaseModelProblem | Non
     answer = plan_answer(page)
     if answer.get("current") and answer.get("code"):
         return problem_of(str(answer.get("words", "")), model)
-    names = train_page.run_names(page)
+    names = run_states.run_names(page)
     if not names:
         return None
-    return problem_of_run(*train_page.run_state(page, names[0]), model)
+    return problem_of_run(*run_states.run_state(page, names[0]), model)
 
 
 def _costs(page: PageContext) -> str:
