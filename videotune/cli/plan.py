@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from videotune.cli.options import AsJson, Skips, Verbose, next_command, takes_config
+from videotune.cli.plan_buckets import bucket_words, show_buckets, show_sound
 from videotune.cli.plan_cluster import between_text, show_simulation
 from videotune.cli.plan_model import show_download, show_licence, show_model
 from videotune.cli.plan_noise_levels import show_timesteps
@@ -41,7 +42,7 @@ from videotune.console import answer, doing, echo, out, print_table, size, tell
 from videotune.errors import DONE
 from videotune.job.shown_notes import remember
 from videotune.latent_cache.view_bands import views_text
-from videotune.text import counted, memory_size, plain, shape_words, times_between
+from videotune.text import counted, memory_size, plain, times_between
 
 if TYPE_CHECKING:
     from videotune.commands.plan import PlanResult
@@ -222,45 +223,6 @@ def show_notes(job: Job, notes: Sequence[str]) -> None:
     for note in notes:
         tell(f"note: {note}")
     remember(job.cache, notes)
-
-
-def bucket_words(bucket: Mapping[str, Any]) -> str:
-    """Return the shape of a bucket's samples, and whether they have sound."""
-    shape = shape_words(bucket["shape"])
-    return f"{shape}, with sound" if bucket["sound"] else shape
-
-
-def show_sound(facts: Mapping[str, Any]) -> None:
-    """Print how many training windows have sound, if the run reads it."""
-    with_sound = facts["sound_windows"]
-    if with_sound is None:
-        return
-    without = facts["windows"] - with_sound
-    line = f"sound: {counted(with_sound, 'training window')} with it"
-    tell(f"{line}, {without} without" if without else line)
-
-
-def show_buckets(facts: Mapping[str, Any]) -> None:
-    """Print the clips, and the buckets."""
-    clips = "found {found} = used {used} + held out {held_out} + skipped {skipped}"
-    tell(f"clips: {clips.format_map(facts['clips'])}")
-    show_sound(facts)
-
-    rows = []
-    for bucket in facts["buckets"]:
-        share = f"{bucket['share']:.0%}"
-        shape = bucket_words(bucket)
-        rows.append(
-            [shape, bucket["windows"], share, bucket["batch"], bucket["tokens"]]
-        )
-    columns = [
-        "width x height",
-        "windows",
-        "share of steps",
-        "samples a step",
-        "tokens",
-    ]
-    print_table("buckets, largest first", columns, rows, right=(1, 2, 3, 4))
 
 
 def _show_fewer_steps(result: PlanResult) -> None:

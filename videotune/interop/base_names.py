@@ -9,9 +9,7 @@ from typing import Any
 from videotune.interop.rule_tables import load_rules
 from videotune.model_spec import ModelSpec
 from videotune.models.base_model import published, spec_for
-from videotune.models.other_models import (
-    letters_of,
-)
+from videotune.models.other_models import letters_of
 from videotune.types import BasePlace
 
 
