@@ -58,6 +58,12 @@ EXPORTED = re.compile(r"runs/[^/]+/(?:branches/[^/]+/)?export/[^/]+\.safetensors
 
 CONTACT_SHEET = "sheet/index.html"
 
+COMPARISON = "runs/comparison.html"
+"""The page that compares runs of a project, perhaps with those of another one."""
+
+_LINK_TO_PROJECT = re.compile(r'(href|src)="\.\./\.\./([^/"]+)/(?=runs/)')
+"""A link of that page to a file of another project."""
+
 REPORT = re.compile(r"runs/[^/]+/report\.html")
 """Paths of the reports of runs."""
 
@@ -128,7 +134,16 @@ def _translation_of(path: str) -> Callable[[str], str] | None:
     """
     if path == CONTACT_SHEET:
         return notes_in_page_words
+    if path == COMPARISON:
+        return with_links_to_projects
     return report_in_page_words if REPORT.fullmatch(path) else None
+
+
+def with_links_to_projects(comparison: str) -> str:
+    """Return a comparison whose links to files of other projects lead to where the
+    studio serves them.
+    """
+    return _LINK_TO_PROJECT.sub(r'\1="/p/\2/file/', comparison)
 
 
 def notes_in_page_words(sheet: str) -> str:

@@ -12,6 +12,7 @@ from videotune.studio import (
     projects,
     queue_page,
 )
+from videotune.studio.projects import Project
 from videotune.studio.queue_page import RUN_NAME, run_folder, run_job, training_entry
 from videotune.studio.status import read_live
 from videotune.studio.web import PageContext
@@ -22,18 +23,20 @@ RUNNING_STATES = ("running", "paused")
 BUSY_STATUSES = ("queued", "running", "paused", "suspended", "stopping", "ending")
 
 
-def run_names(page: PageContext) -> list[str]:
-    """Return the project's runs, newest first, also those that have written nothing
-    yet.
+def run_names(project: Project, root: Path) -> list[str]:
+    """Return a project's runs, newest first, also those that have written nothing yet.
+
+    Args:
+        project: the project.
+        root: folder of the projects.
     """
-    project = page.current_project
     started_at = {}
     for path in (project.folder / "runs").glob("*/config.json"):
         folder = path.parent
         if RUN_NAME.fullmatch(folder.name):
             started_at[folder.name] = folder.stat().st_ctime
 
-    for entry in queue_page.shown_entries(page.root, project):
+    for entry in queue_page.shown_entries(root, project):
         if entry.kind == "train":
             started_at[entry.run.name] = entry.added
     return sorted(started_at, key=lambda name: -started_at[name])
@@ -41,7 +44,7 @@ def run_names(page: PageContext) -> list[str]:
 
 def selected_run(page: PageContext) -> str:
     """Return the run that the address names, or the newest; empty if there is none."""
-    names = run_names(page)
+    names = run_names(page.current_project, page.root)
     if page.query.get("run") in names:
         return page.query["run"]
     return names[0] if names else ""
