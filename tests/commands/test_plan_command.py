@@ -167,6 +167,19 @@ def test_a_plan_for_a_card_begins_with_its_verdict(
         )
 
 
+def test_ways_are_compared_if_they_are_asked_for(
+    overrides: Make, capsys: Printed
+) -> None:
+    settings = overrides("steps=10", "batch_size=2")
+    assert plan(settings, card="rtx 3060 12gb") == DONE
+    assert "ways of computing a step" not in capsys.readouterr().out
+    assert plan(settings, card="rtx 3060 12gb", ways=True) == DONE
+    printed = capsys.readouterr().out
+    assert "ways of computing a step" in printed
+    for text in ("IN_PARTS", "CPU_OFFLOADED", "INT_8", "another base model"):
+        assert text in printed, text
+
+
 def test_without_a_gpu_the_plan_is_for_the_cpu(
     overrides: Make, capsys: Printed, monkeypatch: Patch
 ) -> None:

@@ -28,6 +28,7 @@ from videotune.latent_cache import exposure
 from videotune.memory.accelerator import local_device
 from videotune.model_spec import ModelSpec
 from videotune.planner.cluster import cluster_of, refuse_unused_network
+from videotune.planner.compared import compared_ways
 from videotune.planner.cpu_rate import measured_cpu
 from videotune.planner.fit import (
     Fit,
@@ -93,6 +94,7 @@ def plan(
     network: float | None = None,
     simulation: Simulation | None = None,
     out: Path | str = "run",
+    ways: bool = False,
     **overrides: Any,
 ) -> PlanResult:
     """Return what a run would do, on this machine or on other GPUs.
@@ -112,6 +114,7 @@ def plan(
         network: Gbit/s of each one's network. None: that of the GPU's usual machines.
         simulation: what to simulate of the run. None: nothing.
         out: the run folder, whose disk must have room.
+        ways: compare the ways of computing a step, which takes seconds more.
         overrides: fields of ``Overrides``.
     """
     all_overrides = to_overrides(config, overrides, allow_skips)
@@ -143,6 +146,8 @@ def plan(
             result = replace(fitted, cluster=cluster)
             checkpoint_bytes = facts["disk"].get("checkpoint_bytes", 0)
             facts |= to_json(result, job, dtype, checkpoint_bytes, memory_from)
+            if ways:
+                facts["ways"] = compared_ways(job, result, dtype)
             if simulation is not None:
                 simulated = simulation.run(job, result, dtype, checkpoint_bytes)
                 facts["simulation"] = simulated
