@@ -29,7 +29,7 @@ from tests.support.trainers import (
     trainer_of,
 )
 from videotune.errors import DoesNotFit, VideotuneError
-from videotune.job.job import refuse_skips
+from videotune.job.skips import refuse_skips
 from videotune.latent_cache.batches import make_step_batch
 from videotune.rng import generator_for
 

@@ -358,7 +358,7 @@ class CogVideoX(DiffusersModel):
         If a token covers two frames, a noisy copy of the first clean frame is put
         before the clip and removed from the output.
         """
-        from videotune.diffusion.loss import timestep_index  # imports torch
+        from videotune.diffusion.noise_paths import timestep_index  # imports torch
 
         rules = self.spec.rules
         front = self._front(x_t.shape[2])

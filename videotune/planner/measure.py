@@ -22,7 +22,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from videotune.config.schema import Config
-from videotune.diffusion.loss import BaseGuidance, Objective
+from videotune.diffusion.base_targets import BaseGuidance
+from videotune.diffusion.loss import Objective
 from videotune.job.experts import trained
 from videotune.latent_cache.clip_ends import appended_sizes
 from videotune.latent_cache.step_batch import StepBatch

@@ -7,7 +7,7 @@ from typing import Any
 from videotune.console import echo
 from videotune.job.context_checks import refuse_unequal_shape
 from videotune.job.job import Job
-from videotune.latent_cache.encode import CacheItems
+from videotune.latent_cache.cache_items import CacheItems
 from videotune.models.base import DiffusersModel
 from videotune.runs.checkpoint import complete_checkpoints
 from videotune.runs.journal import readings_of
@@ -45,6 +45,7 @@ from videotune.validation.overfitting import (
 from videotune.validation.overhead import plan_overhead, planned_forgetting
 from videotune.validation.part_movement import PartMovement
 from videotune.validation.sample_metrics import SampleMetricsCallback
+from videotune.validation.sample_metrics_plan import sample_metrics_plan
 from videotune.validation.selection import PreviewRequest
 from videotune.validation.validation_loss import (
     ValidationLoss,
@@ -67,7 +68,7 @@ def callbacks_of(job: Job) -> list[Callback]:
         Validation(job),
         Previews(job),
     ]
-    plan = selection.sample_metrics_plan(job)
+    plan = sample_metrics_plan(job)
     if plan is not None:
         callbacks.append(SampleMetricsCallback(job, plan))
     planned = planned_forgetting(job)
