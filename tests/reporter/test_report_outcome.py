@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from tests.support import reports
-from videotune.files import LATE, life
 from videotune.reporter.build import summary
 from videotune.reporter.read import read_run
+from videotune.runs.run_life import LATE, life
 from videotune.text import moment
 from videotune.validation.overfitting import judge
 

@@ -15,7 +15,7 @@ from tests.support.waiting import wait_until
 from videotune.errors import VideotuneError
 from videotune.files import write_json
 from videotune.queue import entries, jobs
-from videotune.studio import gpu, projects, queue_page, train_page
+from videotune.studio import gpu, projects, queue_page, run_states
 from videotune.studio.gpu import Gpu
 
 
@@ -202,9 +202,9 @@ def test_an_entry_that_leaves_the_queue_meanwhile_has_nothing_ahead(
     queue_page.queue_run(tmp_path, cats, "b")
     entry = queue_page.training_entry(tmp_path, cats, "b")
     assert entry is not None
-    assert len(train_page.entries_ahead(tmp_path, entry)) == 1
+    assert len(run_states.entries_ahead(tmp_path, entry)) == 1
     entries.remove(queue_page.queue_folder(tmp_path), entry.name)
-    assert train_page.entries_ahead(tmp_path, entry) == []
+    assert run_states.entries_ahead(tmp_path, entry) == []
 
 
 def test_a_click_on_start_after_the_clock_was_set_back_is_a_click(

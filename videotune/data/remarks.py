@@ -12,6 +12,7 @@ RemarkCode = Literal[
     "borders",
     "caption",
     "caption_lines",
+    "caption_reading",
     "captions_alike",
     "clipped_sound",
     "cropped",

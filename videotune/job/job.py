@@ -34,7 +34,7 @@ from videotune.job.notes import (
     epoch_notes,
     interval_notes,
     micro_batch_notes,
-    sizes_as_read,
+    reading_notes,
     unused_keys,
     unweighted_notes,
     warmup_note,
@@ -278,7 +278,7 @@ def open_job(
         config, windows_by_bucket, library, processes
     )
     notes = [
-        *sizes_as_read(resolved),
+        *reading_notes(resolved, spec),
         *library.notes,
         *schedule_notes,
         *unused_keys(resolved, library, spec, max(schedule.batch_sizes)),

@@ -133,6 +133,7 @@ class LTXVideo(DiffusersModel):
         least_steps=2,
         sample_guidance=3.0,
         licence="LTX-Video RAIL-M licence",
+        authors_read_otherwise=True,
         latent_channels=128,
         patch=(1, 1, 1),
         image_conditioning="replace",
@@ -206,6 +207,7 @@ class LTXVideo(DiffusersModel):
             latent_channels=configs.latent_channels,
             text_tokens=text_tokens,
             text_width=net["caption_channels"],
+            authors_read_otherwise=not newer,
             attention_heads=net["num_attention_heads"],
             licence=licence,
             further_conditions=CONDITIONS if newer else {},
@@ -222,9 +224,7 @@ class LTXVideo(DiffusersModel):
         Raises:
             VideotuneError: from 0.9.5 on, whose pipeline reads captions so too.
         """
-        if spec.text_tokens == NEWER_TOKENS:
-            return super().with_authors_text(spec)
-        return replace(spec, text_tokens=NEWER_TOKENS, authors_text=True)
+        return replace(super().with_authors_text(spec), text_tokens=NEWER_TOKENS)
 
     def text_pipeline_class(self) -> Any:
         """Return the pipeline that reads captions: the newer one masks the padding."""

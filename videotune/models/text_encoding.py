@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -39,10 +40,12 @@ class TextEncodingCheckpoint(AutoencodingCheckpoint):
         Raises:
             VideotuneError: if diffusers' pipeline reads them alike.
         """
-        raise VideotuneError(
-            f"text_encoder.convention: for {spec.title} no other than diffusers' is "
-            "known here. Remove the key."
-        )
+        if not spec.authors_read_otherwise:
+            raise VideotuneError(
+                f"text_encoder.convention: for {spec.title} no other than diffusers' is "
+                "known here. Remove the key."
+            )
+        return replace(spec, authors_text=True)
 
     @classmethod
     def clean(cls, caption: str) -> str:

@@ -13,7 +13,7 @@ from videotune.data.captions import split_variants, with_trigger
 from videotune.errors import VideotuneError
 from videotune.files import append_whole, checked, write_json, write_text
 from videotune.queue.jobs import QueuedJob, all_jobs, start
-from videotune.studio import clips
+from videotune.studio import clip_row, clips
 from videotune.studio.projects import Project, lock_of
 from videotune.studio.records import CaptionChange, read_record
 
@@ -92,7 +92,7 @@ def _change(
         if row["caption_fixed"]:
             raise VideotuneError(f"{row['name']}: {row['fixed']}")
 
-        before = clips.caption_of(row["clip"])
+        before = clip_row.caption_of(row["clip"])
         if before != after or undoes:
             edits.append((row, before, after))
 
@@ -168,7 +168,7 @@ def _undo(project: Project) -> int:
     text_by_path = {}
     for line in lines:
         row = row_by_name[line["name"]]
-        text = clips.caption_of(row["clip"])
+        text = clip_row.caption_of(row["clip"])
         text_by_path[row["path"]] = line["before"] if text == line["after"] else text
     return change(project, text_by_path, "undo", undoes=lines[0]["batch"])
 

@@ -21,6 +21,7 @@ from videotune.reporter.read import mapping
 from videotune.studio import (
     auto_caption,
     captions_edit,
+    clip_row,
     clip_words,
     clips,
     downloads,
@@ -31,7 +32,8 @@ from videotune.studio import (
     trash,
     uploads,
 )
-from videotune.studio.projects import CLIPS, Project, inside
+from videotune.studio.film_scenes import SCENES, decide_scenes, files_of_scenes
+from videotune.studio.projects import CLIPS, inside
 from videotune.studio.records import CheckAccount, SourceFacts
 from videotune.studio.web import (
     NOT_CACHED,
@@ -52,10 +54,6 @@ CHUNK = 60
 MAX_TILES = 10_000
 """Tiles that a request may ask for."""
 
-SCENES = "scenes"
-"""Folder of a project that holds the scenes of each film until they are kept or
-removed.
-"""
 
 NO_PICTURE = '<svg xmlns="http://www.w3.org/2000/svg" width="16" height="10"/>'
 """Stands for a clip of which no picture can be decoded."""
@@ -105,7 +103,7 @@ def state(page: PageContext) -> str:
         check=check,
         account=account,
         rows=rows,
-        uncaptioned=[row for row in rows if clips.needs_caption(row)],
+        uncaptioned=[row for row in rows if clip_row.needs_caption(row)],
         shared=shared,
         counts=clip_words.count_states(rows),
         **CLIP_WORDS,
@@ -122,7 +120,7 @@ def _with_remarks(account: CheckAccount, *, has_model: bool) -> dict[str, Any]:
     """
     notes = with_codes(account["notes"], account.get("note_codes", []))
     if not has_model:
-        notes = [note for note in notes if code_of(note) not in clips.OF_MODEL]
+        notes = [note for note in notes if code_of(note) not in clip_row.OF_MODEL]
     return {**account, "notes": notes}
 
 
@@ -135,7 +133,7 @@ def scenes(page: PageContext) -> str:
     """Render the scenes that were cut out of each film."""
     films = []
     for film in sorted((page.current_project.folder / SCENES).glob("[!.]*")):
-        scene_names = _scenes(film)
+        scene_names = files_of_scenes(film)
         if scene_names:
             films.append((film.name, scene_names))
     return render("data_scenes", context=page, films=films)
@@ -259,7 +257,7 @@ def caption(page: CurrentPage, form: PostedForm) -> Response:
     with projects.lock_of(project.folder):
         row = clips.find_clip(clips.table(project).rows, form["path"])
         if not row["caption_fixed"]:
-            caption_on_disk = clips.caption_of(row["clip"])
+            caption_on_disk = clip_row.caption_of(row["clip"])
             expected_words = [text.split() for text in (*form.all("was"), form["text"])]
             if caption_on_disk.split() not in expected_words:
                 return JSONResponse({"theirs": caption_on_disk}, 409)
@@ -445,17 +443,6 @@ def cut(page: CurrentPage, form: PostedForm) -> Response:
     return reply(f"Cutting {row['name']} into scenes")
 
 
-def _scenes(film: Path) -> list[str]:
-    """Return the file names of a film's scenes."""
-    if not film.is_dir():
-        return []
-    return sorted(
-        path.name
-        for path in film.iterdir()
-        if path.suffix.lower() in CLIP_SUFFIXES and not path.name.startswith(".")
-    )
-
-
 @routes.post("/data/scene")
 def scene(page: CurrentPage, form: PostedForm) -> Response:
     """Keep scenes as clips, or move them to the bin; without a name all scenes of the
@@ -463,32 +450,7 @@ def scene(page: CurrentPage, form: PostedForm) -> Response:
     """
     project = page.current_project
     with projects.lock_of(project.folder):
-        return _decide_scenes(project, form)
-
-
-def _decide_scenes(project: Project, form: FormData) -> Response:
-    film = inside(project.folder / SCENES, form["film"])
-    names = [form["name"]] if form["name"] else _scenes(film)
-
-    files = []
-    for name in names:
-        path = inside(film, name)
-        files += [file for file in (path, path.with_suffix(".txt")) if file.is_file()]
-
-    if not form["keep"]:
-        title = form["name"] or f"Scenes of {film.name}"
-        trash.move_to_trash(project.folder, "scene", title, files)
-        return reply("In the bin")
-
-    targets = [project.folder / CLIPS / file.name for file in files]
-    for target in targets:
-        if target.exists():
-            raise VideotuneError(
-                f"the clips already include {target.name}: rename one of the two files"
-            )
-    for file, target in zip(files, targets, strict=True):
-        file.rename(target)
-    return reply(f"{len(names)} kept" if len(names) > 1 else "Kept")
+        return decide_scenes(project, form)
 
 
 @routes.post("/data/bin/{act}")

@@ -186,7 +186,7 @@ def _families() -> tuple[ModelFamily, ...]:
             base_model=facts["base"],
             about=facts["about"],
             good=facts["good"],
-            licence=facts.get("licence", ""),
+            licence=base_models.published_licence(facts["base"]),
             memory_class=facts["gb"],
         )
         sizes_by_family.setdefault(facts["family"], []).append(size)

@@ -17,11 +17,12 @@ from videotune.studio import (
     gpu,
     header,
     model_choices,
+    project_names,
     projects,
     queue_page,
-    setup_page,
     transfer,
     trash,
+    whole_settings,
 )
 from videotune.studio.default_root import other_root
 from videotune.studio.downloads import send_zip
@@ -151,7 +152,7 @@ def create(page: CurrentPage, form: PostedForm) -> Response:
 @routes.post("/p/{project}/rename")
 def rename(page: CurrentPage, form: PostedForm) -> Response:
     """Change the title of a project."""
-    title = projects.clean_title(form["title"])
+    title = project_names.clean_title(form["title"])
     projects.update(page.current_project, title=title)
     return reply(f"Renamed to {title}")
 
@@ -178,8 +179,8 @@ async def import_archive(page: CurrentPage, name: str, request: Request) -> Resp
     trainer becomes a new project that shows what it means here.
     """
     with temporary_upload(page.root, name) as path:
-        if path.suffix.lower() in setup_page.CONFIG_SUFFIXES:
-            await receive(request, path, setup_page.MAX_CONFIG_BYTES)
+        if path.suffix.lower() in whole_settings.CONFIG_SUFFIXES:
+            await receive(request, path, whole_settings.MAX_CONFIG_BYTES)
             return _project_of_config(page, path)
 
         await receive(request, path)
@@ -199,8 +200,8 @@ async def import_archive(page: CurrentPage, name: str, request: Request) -> Resp
 
 def _project_of_config(page: PageContext, path: Path) -> Response:
     """Create a project for another trainer's config, and go to its Setup."""
-    project = projects.create(page.root, path.stem[: projects.MAX_TITLE_LENGTH])
-    setup_page.take_config(project, path)
+    project = projects.create(page.root, path.stem[: project_names.MAX_TITLE_LENGTH])
+    whole_settings.take_config(project, path)
     return reply(redirect=f"/p/{quote(project.name)}/setup")
 
 

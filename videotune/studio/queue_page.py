@@ -14,12 +14,13 @@ from fastapi import APIRouter, Response
 from filelock import FileLock, Timeout
 
 from videotune.errors import VideotuneError
-from videotune.files import life, write_json
+from videotune.files import write_json
 from videotune.queue import entries as queued
 from videotune.queue import jobs
 from videotune.queue.entries import QueueEntry
 from videotune.queue.jobs import QueuedJob
 from videotune.queue.sweep import combinations
+from videotune.runs.run_life import life
 from videotune.studio import gpu, header, projects, run_cards
 from videotune.studio.form import set_key
 from videotune.studio.header import QUEUE_FOLDER

@@ -24,6 +24,7 @@ from videotune.studio import (
     header,
     model_choices,
     queue_page,
+    run_states,
     stages,
     train_page,
     trash,
@@ -40,15 +41,12 @@ from videotune.studio.result_files import (
     files_to_take,
     use_of_file,
 )
+from videotune.studio.run_states import selected_run
 from videotune.studio.settings import change_settings, read_settings
 from videotune.studio.shown_samples import sample_groups
 from videotune.studio.sound_settings import prompt_files
 from videotune.studio.status import read_live
-from videotune.studio.train_page import (
-    checkpoint,
-    refuse_running,
-    selected_run,
-)
+from videotune.studio.train_page import checkpoint, refuse_running
 from videotune.studio.web import (
     UNEXPECTED,
     CurrentPage,
@@ -283,7 +281,7 @@ REGIONS: Regions = {
 def show(page: CurrentPage) -> Response:
     """Show the page."""
     name = selected_run(page)
-    data: dict[str, Any] = {"run": name, "runs": train_page.run_names(page)}
+    data: dict[str, Any] = {"run": name, "runs": run_states.run_names(page)}
     data |= train_page.comparable_runs(page)
     if name:
         data |= _dialog_data(page)

@@ -14,10 +14,10 @@ from threading import Lock
 from typing import Any
 
 from videotune.errors import VideotuneError
-from videotune.files import life
 from videotune.queue.jobs import QueuedJob
 from videotune.reporter.progress import RunProgress, progress
 from videotune.reporter.read import FILES, Run
+from videotune.runs.run_life import life
 from videotune.runs.schemas import parse_line, read_record
 from videotune.runs.step_sums import Curve, Steps, regularization
 

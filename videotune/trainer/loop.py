@@ -132,6 +132,10 @@ def _train_to_the_end(trainer: Trainer, journal: DelayedJournal) -> str:
         ran_more_than_saving = run_callbacks(
             trainer, step, due, stop_requested=stop_requested, is_last=is_last
         )
+        if stop_requested:
+            # Another process may have been asked to stop where this one has saved a
+            # backup, which would be removed in time. It becomes a save.
+            save(trainer, step)
         if stop_requested or is_last:
             finish_pending_save(trainer)
 
