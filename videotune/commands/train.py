@@ -49,7 +49,8 @@ from videotune.trainer.resume import OpenedRun, Resume, open_run
 from videotune.trainer.setup import build_trainer
 from videotune.trainer.step import OutOfMemory
 from videotune.trainer.trainer import Trainer
-from videotune.validation.callbacks import callbacks_of, recommend_checkpoint
+from videotune.validation.callbacks import callbacks_of
+from videotune.validation.recommended_checkpoint import recommend_checkpoint
 
 
 @dataclass(frozen=True)

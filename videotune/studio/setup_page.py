@@ -142,6 +142,7 @@ def plan(page: PageContext) -> str:
         remedies=remedies,
         notes=notes,
         unfolded_notes=UNFOLDED_NOTES,
+        busy=bool(header.running_work(page.root)),
         licence=open_licence(answer),
         remedy_of=clip_words.remedy_of,
         memory_parts=memory_parts,
