@@ -23,8 +23,7 @@ from tests.support.out_of_memory import OUT_OF_MEMORY
 from tests.support.run_processes import Make, Work, resume
 from tests.support.run_results import assert_same_run, of_kind, same_tensors, state
 from tests.support.tiny_networks import deepen
-from videotune.cli.plan import ROWS
-from videotune.cli.plan_noise_levels import curve
+from videotune.cli.plan_noise_levels import ROWS, curve
 from videotune.cli.plan_options import parse_vram
 from videotune.commands.plan import COLUMNS, levels, noise_levels
 from videotune.commands.plan import plan as plan_run

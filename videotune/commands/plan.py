@@ -17,13 +17,14 @@ from videotune.diffusion.timesteps import TimestepSampler, shift_of_tokens
 from videotune.errors import DONE, SKIPPED, VideotuneError
 from videotune.files import existing_folder
 from videotune.job.experts import trained
-from videotune.job.job import Job, open_job, refuse_skips
+from videotune.job.job import Job, open_job
 from videotune.job.overrides import (
     ConfigSource,
     Overrides,
     resolve_config,
     to_overrides,
 )
+from videotune.job.skips import refuse_skips
 from videotune.latent_cache import exposure
 from videotune.memory.accelerator import local_device
 from videotune.model_spec import ModelSpec
