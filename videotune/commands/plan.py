@@ -145,16 +145,30 @@ def plan(
         with bar("measuring without memory"):
             fitted = fit(job, dtype, limit, known_gpu, spare=spare)
             result = replace(fitted, cluster=cluster)
-            checkpoint_bytes = facts["disk"].get("checkpoint_bytes", 0)
-            facts |= to_json(result, job, dtype, checkpoint_bytes, memory_from)
-            if ways:
-                facts["ways"] = compared_ways(job, result, dtype)
-            if simulation is not None:
-                simulated = simulation.run(job, result, dtype, checkpoint_bytes)
-                facts["simulation"] = simulated
+            saved = facts["disk"].get("checkpoint_bytes", 0)
+            facts |= to_json(result, job, dtype, saved, memory_from)
+            facts |= _asked_for(job, result, dtype, saved, simulation, ways=ways)
         if not has_gpu:
             return _plan_without_gpu(facts, job, result, dtype, limit)
     return PlanResult(facts, job, is_here=has_gpu or limit is None)
+
+
+def _asked_for(
+    job: Job,
+    result: Fit,
+    dtype: str,
+    checkpoint_bytes: int,
+    simulation: Simulation | None,
+    *,
+    ways: bool,
+) -> dict[str, Any]:
+    """Return the parts of a plan that are only made if they are asked for."""
+    facts: dict[str, Any] = {}
+    if ways:
+        facts["ways"] = compared_ways(job, result, dtype)
+    if simulation is not None:
+        facts["simulation"] = simulation.run(job, result, dtype, checkpoint_bytes)
+    return facts
 
 
 def _refuse_unknown_gpus(count: int, limit: int | None) -> None:

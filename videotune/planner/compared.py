@@ -12,6 +12,7 @@ from videotune.config.precision_checks import faults_with_eight_bits
 from videotune.config.resolve import Resolved
 from videotune.config.schema import Config
 from videotune.config.validators import cannot_compile
+from videotune.errors import VideotuneError
 from videotune.job.job import Job
 from videotune.memory.checkpointing import (
     ATTENTION_SAVED,
@@ -86,13 +87,20 @@ def compared_ways(job: Job, result: Fit, dtype: str) -> list[dict[str, Any]]:
         dtype: The dtype of the training.
     """
     ways = list(_ways(job, result, dtype))
-    eight_bit_job = _with_eight_bits(job)
-    if eight_bit_job is not None:
-        rounded = list(_ways(eight_bit_job, result, dtype))
-        fitting = [way for way in rounded if way.fits] or rounded
-        fastest = min(fitting, key=_order)
-        ways.append(replace(fastest, matmul_dtype=EIGHT_BITS))
+    ways += _way_in_eight_bits(job, result, dtype)
     return [way.to_json() for way in sorted(ways, key=_order)]
+
+
+def _way_in_eight_bits(job: Job, result: Fit, dtype: str) -> list[Way]:
+    """Return the fastest way with products in eight bits, if there is one."""
+    eight_bit_job = _with_eight_bits(job)
+    if eight_bit_job is None:
+        return []
+    try:
+        ways = list(_ways(eight_bit_job, result, dtype))
+    except VideotuneError:  # the layers of a small model have no such products
+        return []
+    return [replace(min(ways, key=_order), matmul_dtype=EIGHT_BITS)]
 
 
 def _order(way: Way) -> tuple[bool, float, int]:
