@@ -15,6 +15,17 @@ from videotune.trainer.step_context import StepContext, TrainableState
 from videotune.trainer.step_record import Clock
 
 
+def forget_gradients(trainable: TrainableState) -> None:
+    """Remove all gradients of a step that failed, also those that the passes so far have
+    left in the network and that have not been moved to what the optimizer updates.
+    """
+    trainable.optimizer.zero_grad(set_to_none=True)
+    if trainable.shards is not None:
+        trainable.shards.forget_gradients()
+    if trainable.masters is not None:
+        trainable.masters.forget_gradients()
+
+
 def sum_and_clip(
     trainable: TrainableState,
     context: StepContext,

@@ -59,6 +59,11 @@ class MasterWeights:
                 master.grad = parameter.grad.float()
                 parameter.grad = None
 
+    def forget_gradients(self) -> None:
+        """Remove what the passes so far have left in the network's gradients."""
+        for parameter, _ in self._pairs:
+            parameter.grad = None
+
     @torch.no_grad()
     def masters_to_model(self) -> None:
         """Copy the masters to the network, rounded to nearest."""

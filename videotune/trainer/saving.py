@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from videotune.console import echo, size
-from videotune.distributed import processes_here
+from videotune.distributed import DistributedContext, processes_here
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.files import existing_folder, is_disk_full
 from videotune.latent_cache.thread_pool import pool_without_openmp
@@ -24,7 +24,7 @@ from videotune.runs.checkpoint import (
     superfluous,
     sweep,
 )
-from videotune.runs.checkpoint_writer import save_checkpoint
+from videotune.runs.checkpoint_writer import on_each, save_checkpoint
 from videotune.runs.journal import readings_of, with_mean_of_modalities
 from videotune.runs.run_dir import poll_control
 from videotune.text import counted
@@ -187,9 +187,10 @@ def _writing(
             arrived.synchronize()
         if not rows:
             refuse_full(trainer.run, parts)
-        trainer.journal.sync()
-        # With rows each process checks its own disk while it writes, and all agree.
-        writers = trainer.dist.for_writing_thread if rows else None
+        # With rows all processes write together, so an error of any of them, such as a full
+        # disk, is raised in all.
+        writers = trainer.dist.for_writing_thread if rows else DistributedContext()
+        on_each(writers, trainer.journal.sync)
         return save_checkpoint(trainer.run, step, parts, state, kind, rows, writers)
 
     return write

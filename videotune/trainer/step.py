@@ -19,7 +19,7 @@ from videotune.memory.host_weights import to_host
 from videotune.memory.out_of_memory import is_out_of_memory
 from videotune.rng import torch_seed
 from videotune.trainer.gradient_norms import GradientNorms
-from videotune.trainer.gradients import sum_and_clip
+from videotune.trainer.gradients import forget_gradients, sum_and_clip
 from videotune.trainer.low_precision import (
     update_each_rounded,
 )
@@ -216,7 +216,7 @@ def _raising_out_of_memory(
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        trainable.optimizer.zero_grad(set_to_none=True)
+        forget_gradients(trainable)
         raise OutOfMemory(
             step_batch.step, step_batch.window_ids, weights_intact
         ) from error
@@ -254,7 +254,7 @@ def _accumulate_with_fallbacks(
 
 def _start_again(trainable: TrainableState, values: Tensor) -> None:
     """Forget the passes of a step that failed, so that they can be repeated."""
-    trainable.optimizer.zero_grad(set_to_none=True)
+    forget_gradients(trainable)
     values.zero_()
     if trainable.backward_optimizer is not None:
         trainable.backward_optimizer.repeat()
