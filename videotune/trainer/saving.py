@@ -95,7 +95,7 @@ class Saving(Callback):
         save(trainer, step, kind)
 
     def seconds_left(self, trainer: Trainer, step: int, took: float) -> float:
-        """Estimate the seconds of the saves to come. The last checkpoint always is."""
+        """Estimate the seconds of the saves to come. One always comes at the last step."""
         last = trainer.job.steps
         saves = times(self.every, last, step) if self.every else int(step < last)
         return saves * took
@@ -272,8 +272,8 @@ def settle_pending_save(trainer: Trainer) -> None:
 
 
 def wait_for_writer(trainer: Trainer) -> None:
-    """Wait until no thread writes, whatever comes of it: a process that has left the
-    others can send no message.
+    """Wait until no thread writes, and leave its result alone. Threads that write a
+    checkpoint together send each other messages, so no process may end before its own has.
     """
     if trainer.pending_save is not None and trainer.pending_save.written is not None:
         wait([trainer.pending_save.written])
@@ -346,8 +346,8 @@ def best_step(lines: Iterable[Mapping[str, Any]], steps: Collection[int]) -> int
     """Return which of ``steps`` has the lowest normalised loss over held-out clips, or
     None if none was measured.
 
-    Only validations of the latest set compare. Without held-out clips no step can be
-    called best.
+    ``readings_of`` leaves out readings of an earlier validation set: they do not compare.
+    Without held-out clips no step can be called best.
     """
     loss_by_step: dict[int, float] = {}
     for line in with_mean_of_modalities(readings_of(lines)):
