@@ -20,6 +20,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from jinja2 import TemplateError
 from markupsafe import Markup
 
+from typing_extensions import TypedDict
 from videotune.errors import VideotuneError, printable
 from videotune.queue.jobs import describe_outcome, log_tail
 from videotune.reporter.build import environment, fill
@@ -266,10 +267,19 @@ def page_response(
     return HTMLResponse(render(name, **shared, **data), status, headers=NOT_CACHED)
 
 
+class ToastAction(TypedDict):
+    """A button beside the message of an answer."""
+
+    words: str
+    post: str
+    values: dict[str, str]
+
+
 def reply(
     message: str = "",
     *,
     is_error: bool = False,
+    action: ToastAction | None = None,
     redirect: str = "",
     status: int = 204,
     **events: Any,
@@ -279,13 +289,20 @@ def reply(
     Args:
         message: line to show on the page.
         is_error: whether the line reports an error.
+        action: a button beside the line.
         redirect: address to go to.
         status: HTTP status.
         **events: events for the script of the page.
     """
     triggers: dict[str, Any] = {**events}
     if message:
-        triggers["toast"] = {"words": message[:MAX_TOAST_LETTERS], "bad": is_error}
+        toast: dict[str, Any] = {
+            "words": message[:MAX_TOAST_LETTERS],
+            "bad": is_error,
+        }
+        if action is not None:
+            toast["action"] = action
+        triggers["toast"] = toast
 
     headers = {}
     if triggers:
