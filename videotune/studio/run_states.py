@@ -12,6 +12,7 @@ from videotune.studio import (
     projects,
     queue_page,
 )
+from videotune.studio.projects import Project
 from videotune.studio.queue_page import RUN_NAME, run_folder, run_job, training_entry
 from videotune.studio.status import read_live
 from videotune.studio.web import PageContext
@@ -26,14 +27,20 @@ def run_names(page: PageContext) -> list[str]:
     """Return the project's runs, newest first, also those that have written nothing
     yet.
     """
-    project = page.current_project
+    return names_of_runs(page.root, page.current_project)
+
+
+def names_of_runs(root: Path, project: Project) -> list[str]:
+    """Return the runs of a project, newest first, also those that have written nothing
+    yet.
+    """
     started_at = {}
     for path in (project.folder / "runs").glob("*/config.json"):
         folder = path.parent
         if RUN_NAME.fullmatch(folder.name):
             started_at[folder.name] = folder.stat().st_ctime
 
-    for entry in queue_page.shown_entries(page.root, project):
+    for entry in queue_page.shown_entries(root, project):
         if entry.kind == "train":
             started_at[entry.run.name] = entry.added
     return sorted(started_at, key=lambda name: -started_at[name])

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -48,6 +49,7 @@ from videotune.studio.form import (
     replaced_lengths,
     set_key,
 )
+from videotune.studio.frame_sizes import trained_sizes, turned_resolution
 from videotune.studio.kept_values import (
     confirm_values,
     kept_values,
@@ -63,6 +65,7 @@ from videotune.studio.projects import (
     inside,
 )
 from videotune.studio.records import OwnPreset, read_record
+from videotune.studio.setting_values import describe_values
 from videotune.studio.sound_settings import base_model_of, prompt_files, shown_fields
 from videotune.studio.start_questions import ask_before_start
 from videotune.studio.this_computer import (
@@ -146,6 +149,7 @@ def plan(page: PageContext) -> str:
         remedy_of=clip_words.remedy_of,
         memory_parts=memory_parts,
         colours=COLOURS,
+        turned=turned_resolution(answer),
     )
 
 
@@ -189,11 +193,15 @@ def settings(page: PageContext) -> str:
             **replaced_lengths(own, inherited),
         },
         unusual=notes,
+        turned=turned_resolution(plan_answer(page)),
+        clip_count=_count_clips(project),
+        trained_sizes=trained_sizes(plan_answer(page)),
         problem=problem,
         reasons=preset_reasons(project.preset) if project.preset else {},
         card=model_choices.chosen_card(project.facts),
         fields=shown_fields(own, base_model_of(own, inherited)),
         shown=format_value,
+        describe_values=describe_values,
         path_keys=PATH_KEYS,
         takes=takes,
         prompt_files=prompt_files(takes, {**inherited, **own}.get("generate")),
@@ -201,6 +209,14 @@ def settings(page: PageContext) -> str:
             own.get("conditions", inherited.get("conditions")), takes
         ),
     )
+
+
+def _count_clips(project: Project) -> int:
+    """Return how many clips may give a caption; those of other datasets count as many."""
+    if project.facts.get("sources"):
+        return sys.maxsize
+    rows = clips.table(project).rows.values()
+    return sum(1 for row in rows if row["caption"])
 
 
 def _base_model_problem(page: PageContext, model: str) -> BaseModelProblem | None:
@@ -270,13 +286,15 @@ def gallery(page: PageContext) -> str:
     rows = clips.table(project).rows.values()
     lengths = [row["source_seconds"] for row in rows if row["source_seconds"]]
     first = first_model(card, lengths)
+    families = model_choices.families_for(card, project.preset, first.preset)
     hours = plan_server.read_answer(studio_file(project, "hours"))
     return render(
         "setup_presets",
         project=project,
         own=own_presets,
         damaged=damaged_presets,
-        families=model_choices.families_for(card, project.preset, first.preset),
+        families=families,
+        larger=model_choices.smallest_larger(families, card),
         first=first,
         card=card,
         card_groups=model_choices.card_groups(),

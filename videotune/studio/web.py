@@ -26,7 +26,7 @@ from videotune.queue.jobs import describe_outcome, log_tail
 from videotune.reporter.build import environment, fill
 from videotune.studio.paths import PathRule
 from videotune.studio.projects import Project, find_project, texts
-from videotune.studio.setting_names import in_page_words
+from videotune.studio.setting_names import in_page_words, with_value_words
 from videotune.studio.terms import in_studio_terms
 from videotune.text import without_thousands_marks
 
@@ -167,6 +167,7 @@ TEMPLATES.globals |= {
 TEMPLATES.filters |= {
     "terms": in_studio_terms,
     "page_words": in_page_words,
+    "value_words": with_value_words,
     "q": lambda value: quote(str(value), safe=""),
     "iso": lambda seconds: isoformat(seconds),
 }
