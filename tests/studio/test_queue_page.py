@@ -259,3 +259,22 @@ def test_a_run_that_was_killed_says_so_and_counts_from_its_checkpoint(
     finally:
         process.kill()
         process.wait()
+
+
+def test_what_runs_in_another_project_is_shown_with_that_projects_title(
+    tmp_path: Path, cats: projects.Project, client: Any
+) -> None:
+    """Every project has a run-1."""
+    projects.create(tmp_path, "Dogs", preset="toy")
+    arguments = ["wait", str(tmp_path), "--timeout", "60"]
+    job = jobs.start(cats.folder, "train", arguments, "run-1")
+    try:
+        name = f"{cats.title}: run-1"
+        assert name in client.get("/p/dogs/data").text
+        assert name in client.get("/").text
+        own_page = client.get("/p/cats/data").text
+        assert name not in own_page
+        assert "run-1" in own_page
+    finally:
+        jobs.stop(job)
+        wait_until(lambda: not jobs.read_job(job.folder).is_running)

@@ -21,6 +21,7 @@ RemarkCode = Literal[
     "distorted",
     "fast_clip",
     "few_held_out",
+    "few_validations",
     "frame_count",
     "frozen",
     "in_no_window",

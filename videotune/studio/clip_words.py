@@ -204,6 +204,13 @@ REMEDIES = (
         "text_encoder.convention",
     ),
     Remedy(
+        ("few_validations",),
+        "setting",
+        "It trains without a verdict, too. For one, train more steps, or validate more "
+        "often.",
+        "validate_every",
+    ),
+    Remedy(
         ("unused_masks",),
         "setting",
         "To train only what the masks show in white, set “Outside” of “Masks of the loss” "

@@ -59,10 +59,14 @@ EXPORTED = re.compile(r"runs/[^/]+/(?:branches/[^/]+/)?export/[^/]+\.safetensors
 
 CONTACT_SHEET = "sheet/index.html"
 
+COMPARISON = "runs/comparison.html"
+"""The page that compares runs of a project, perhaps with those of another one."""
+
+_LINK_TO_PROJECT = re.compile(r'(href|src)="\.\./\.\./([^/"]+)/(?=runs/)')
+"""A link of that page to a file of another project."""
+
 REPORT = re.compile(r"runs/[^/]+/report\.html")
 """Paths of the reports of runs."""
-
-COMPARISON = "runs/comparison.html"
 
 _COLUMN = re.compile(r'(<th\b[^>]*>|data-label=")([^<"]+)')
 """The name of a column, at its head and at its cells."""
@@ -135,11 +139,16 @@ def _translation_of(path: str) -> Callable[[str], str] | None:
     if path == CONTACT_SHEET:
         return notes_in_page_words
     if path == COMPARISON:
-        return settings_in_page_words
+        return comparison_in_page_words
     return report_in_page_words if REPORT.fullmatch(path) else None
 
 
-def settings_in_page_words(comparison: str) -> str:
+def comparison_in_page_words(comparison: str) -> str:
+    """Return a comparison with the studio's names of settings and its addresses."""
+    return with_links_to_projects(with_names_of_settings(comparison))
+
+
+def with_names_of_settings(comparison: str) -> str:
     """Return a comparison of runs whose columns name settings as the page Setup does."""
     names = {field.key: field.name for field in fields()}
 
@@ -147,6 +156,13 @@ def settings_in_page_words(comparison: str) -> str:
         return header[1] + escape(names.get(unescape(header[2]), unescape(header[2])))
 
     return _COLUMN.sub(rename, comparison)
+
+
+def with_links_to_projects(comparison: str) -> str:
+    """Return a comparison whose links to files of other projects lead to where the
+    studio serves them.
+    """
+    return _LINK_TO_PROJECT.sub(r'\1="/p/\2/file/', comparison)
 
 
 def notes_in_page_words(sheet: str) -> str:

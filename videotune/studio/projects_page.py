@@ -92,7 +92,7 @@ def _card(root: Path, project: Project, work: str) -> dict[str, object]:
         **_empty_card(project, project.damage),
         "clips": len(rows),
         "cover": covers[:COVER_CLIPS],
-        "runs": len(run_states.names_of_runs(root, project)),
+        "runs": len(run_states.run_names(project, root)),
         "busy": work,
     }
 

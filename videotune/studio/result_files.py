@@ -212,3 +212,18 @@ def _free_target(source: Path, folder: Path, stem: str) -> Path:
     raise VideotuneError(
         f"{folder} has too many copies of {source.name}: remove some of them"
     )
+
+
+def step_to_take(
+    recommended: int | None,
+    saves: Sequence[tuple[int, Path]],
+    files: Sequence[ExportedFile],
+) -> int | None:
+    """Return the step whose files the page offers first: the recommended one, else the
+    newest checkpoint, else the newest file.
+    """
+    if recommended is not None:
+        return recommended
+    steps = [step for step, _ in saves]
+    steps += [] if steps else [file.step for file in files if file.step is not None]
+    return max(steps, default=None)

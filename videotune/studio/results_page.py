@@ -3,7 +3,6 @@ publishing.
 """
 
 import time
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,16 +28,16 @@ from videotune.studio import (
     train_page,
     trash,
 )
-from videotune.studio.downloads import download_name
-from videotune.studio.projects import Project, inside, texts
+from videotune.studio.downloads import COMPARISON, download_name
+from videotune.studio.projects import Project, find_project, inside, texts
 from videotune.studio.queue_page import run_folder
 from videotune.studio.records import Try, read_record
 from videotune.studio.result_files import (
-    ExportedFile,
     comfyui_loras,
     copy_to_comfyui,
     exported_files,
     files_to_take,
+    step_to_take,
     use_of_file,
 )
 from videotune.studio.run_states import selected_run
@@ -106,21 +105,6 @@ def result(page: PageContext) -> str:
             (run, run_data["entry"], run_data["job"], run_data["code"]),
         ),
     )
-
-
-def step_to_take(
-    recommended: int | None,
-    saves: Sequence[tuple[int, Path]],
-    files: Sequence[ExportedFile],
-) -> int | None:
-    """Return the step whose files the page offers first: the recommended one, else the
-    newest checkpoint, else the newest file.
-    """
-    if recommended is not None:
-        return recommended
-    steps = [step for step, _ in saves]
-    steps += [] if steps else [file.step for file in files if file.step is not None]
-    return max(steps, default=None)
 
 
 def _comfyui_folder(page: PageContext) -> tuple[Path | None, str]:
@@ -303,7 +287,10 @@ REGIONS: Regions = {
 def show(page: CurrentPage) -> Response:
     """Show the page."""
     name = selected_run(page)
-    data: dict[str, Any] = {"run": name, "runs": run_states.run_names(page)}
+    data: dict[str, Any] = {
+        "run": name,
+        "runs": run_states.run_names(page.current_project, page.root),
+    }
     data |= train_page.comparable_runs(page)
     if name:
         data |= _dialog_data(page)
@@ -349,15 +336,29 @@ def files_taken(run: Run) -> dict[str, str]:
 
 
 @routes.get("/p/{project}/compare")
-def compare(page: CurrentPage, run: Annotated[list[str], Query()]) -> Response:
+def compare(
+    page: CurrentPage,
+    run: Annotated[list[str], Query()],
+    beside: str = "",
+) -> Response:
     """Write a page that compares runs, their settings and validation losses, and show
     it.
+
+    Args:
+        page: the page.
+        run: runs of the project.
+        beside: another project, all of whose runs are compared too.
     """
     project = page.current_project
     folders = [run_folder(project, name) for name in run]
+    if beside:
+        other = find_project(page.root, beside)
+        names = train_page.runs_with(other, page.root, train_page.HAS_STEPS)
+        folders += [run_folder(other, name) for name in names]
+
     existing_folders = [folder for folder in folders if folder.is_dir()]
-    write_comparison(existing_folders, project.folder / "runs" / "comparison.html")
-    return RedirectResponse(f"/p/{project.name}/file/runs/comparison.html", 303)
+    write_comparison(existing_folders, project.folder / COMPARISON)
+    return RedirectResponse(f"/p/{project.name}/file/{COMPARISON}", 303)
 
 
 def draw(page: PageContext, run: Path, form: FormData) -> str:

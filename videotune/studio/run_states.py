@@ -23,16 +23,12 @@ RUNNING_STATES = ("running", "paused")
 BUSY_STATUSES = ("queued", "running", "paused", "suspended", "stopping", "ending")
 
 
-def run_names(page: PageContext) -> list[str]:
-    """Return the project's runs, newest first, also those that have written nothing
-    yet.
-    """
-    return names_of_runs(page.root, page.current_project)
+def run_names(project: Project, root: Path) -> list[str]:
+    """Return a project's runs, newest first, also those that have written nothing yet.
 
-
-def names_of_runs(root: Path, project: Project) -> list[str]:
-    """Return the runs of a project, newest first, also those that have written nothing
-    yet.
+    Args:
+        project: the project.
+        root: folder of the projects.
     """
     started_at = {}
     for path in (project.folder / "runs").glob("*/config.json"):
@@ -48,7 +44,7 @@ def names_of_runs(root: Path, project: Project) -> list[str]:
 
 def selected_run(page: PageContext) -> str:
     """Return the run that the address names, or the newest; empty if there is none."""
-    names = run_names(page)
+    names = run_names(page.current_project, page.root)
     if page.query.get("run") in names:
         return page.query["run"]
     return names[0] if names else ""

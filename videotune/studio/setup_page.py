@@ -145,6 +145,7 @@ def plan(page: PageContext) -> str:
         remedies=remedies,
         notes=notes,
         unfolded_notes=UNFOLDED_NOTES,
+        busy=bool(header.running_work(page.root)),
         licence=open_licence(answer),
         remedy_of=clip_words.remedy_of,
         memory_parts=memory_parts,
@@ -226,7 +227,7 @@ def _base_model_problem(page: PageContext, model: str) -> BaseModelProblem | Non
     answer = plan_answer(page)
     if answer.get("current") and answer.get("code"):
         return problem_of(str(answer.get("words", "")), model)
-    names = run_states.run_names(page)
+    names = run_states.run_names(page.current_project, page.root)
     if not names:
         return None
     return problem_of_run(*run_states.run_state(page, names[0]), model)

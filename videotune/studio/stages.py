@@ -162,7 +162,7 @@ def _model_stage(project: Project) -> Stage:
 
 def _run_stages(page: PageContext) -> Iterator[Stage]:
     """Yield the stages of the plan, of the newest run, and of its result."""
-    names = run_states.run_names(page)
+    names = run_states.run_names(page.current_project, page.root)
     plan = _plan_stage(page)
     if not names:
         yield plan

@@ -169,7 +169,10 @@ def _validation_grounds(run: Run) -> Any:
 
 def runs_part(page: PageContext) -> str:
     """Render the list of runs."""
-    rows = [(name, *run_state(page, name)) for name in run_names(page)]
+    rows = [
+        (name, *run_state(page, name))
+        for name in run_names(page.current_project, page.root)
+    ]
     return render("train_runs", runs=rows, chosen=selected_run(page))
 
 
@@ -211,11 +214,14 @@ def previews_part(page: PageContext) -> str:
     )
 
 
-def runs_with(page: PageContext, *patterns: str) -> list[str]:
-    """Return the runs that have a file of one of these patterns, newest first."""
-    project = page.current_project
+HAS_STEPS = "journal.jsonl"
+"""A file of each run that has begun to train."""
+
+
+def runs_with(project: Project, root: Path, *patterns: str) -> list[str]:
+    """Return a project's runs that have a file of one of these patterns, newest first."""
     names = []
-    for name in run_names(page):
+    for name in run_names(project, root):
         folder = run_folder(project, name)
         if any(True for pattern in patterns for _ in folder.glob(pattern)):
             names.append(name)
@@ -223,12 +229,21 @@ def runs_with(page: PageContext, *patterns: str) -> list[str]:
 
 
 def comparable_runs(page: PageContext) -> dict[str, Any]:
-    """Return the runs that have something to stand beside that of another run."""
+    """Return the runs that have something to stand beside that of another run, and the
+    other projects that have any.
+    """
+    project = page.current_project
+    previews = ("samples/step-*", "branches/*/samples/step-*")
     return {
-        "runs_with_previews": runs_with(
-            page, "samples/step-*", "branches/*/samples/step-*"
-        ),
-        "runs_with_steps": runs_with(page, "journal.jsonl"),
+        "runs_with_previews": runs_with(project, page.root, *previews),
+        "runs_with_steps": runs_with(project, page.root, HAS_STEPS),
+        "projects_with_steps": [
+            other
+            for other in projects.list_projects(page.root)
+            if other.name != project.name
+            and not other.damage
+            and runs_with(other, page.root, HAS_STEPS)
+        ],
     }
 
 
@@ -279,7 +294,7 @@ def show(page: CurrentPage) -> Response:
         header.REGIONS | REGIONS,
         "Train",
         run=selected_run(page),
-        runs=run_names(page),
+        runs=run_names(page.current_project, page.root),
         gpu_choices=run_cards.choices(),
         **comparable_runs(page),
     )

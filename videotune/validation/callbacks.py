@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from videotune.console import echo
@@ -35,6 +36,7 @@ from videotune.validation.forgetting_callback import ForgettingCallback
 from videotune.validation.frontier import kept_by_step, weigh_kept
 from videotune.validation.overfitting import (
     LAST_STEP,
+    MIN_READINGS,
     OVERFITTING,
     Verdict,
     count_latest,
@@ -128,7 +130,7 @@ class Validation(Callback):
             self.run(trainer, step)
         elif is_main:
             # A reading may have been made before a kill, without its verdict.
-            self.verdict = write_verdict(trainer)
+            self.verdict = write_verdict(trainer, self._to_come(trainer, step))
 
     def _is_lacking(self, trainer: Trainer, step: int) -> bool:
         name = self.name(trainer)
@@ -229,7 +231,17 @@ class Validation(Callback):
             "validation", step=step, validation=name, **fields, seconds=seconds
         )
         trainer.write_exposure(step)
-        self.verdict = write_verdict(trainer)
+        self.verdict = write_verdict(trainer, self._to_come(trainer, step))
+
+    def _to_come(self, trainer: Trainer, step: int) -> list[int]:
+        """Return the next steps after ``step`` at which it runs, as many as a verdict
+        may need.
+        """
+        last = trainer.job.steps
+        steps = (
+            later for later in range(step + 1, last + 1) if due(later, self.every, last)
+        )
+        return list(islice(steps, MIN_READINGS))
 
     def stops(self, trainer: Trainer) -> bool:
         """Whether the latest ``early_stopping`` readings all say OVERFITTING."""
@@ -401,14 +413,21 @@ def _write_previews(
         echo(f"step {step}: {remark}")
 
 
-def write_verdict(trainer: Trainer, at_the_end: bool = False) -> Verdict | None:
+def write_verdict(
+    trainer: Trainer, to_come: Sequence[int] = (), *, at_the_end: bool = False
+) -> Verdict | None:
     """Judge the readings so far and write the verdict to the journal, once per reading.
 
     It is printed when its label changes, and at the end of the run unless it was
     printed for the same reading.
+
+    Args:
+        trainer: the run.
+        to_come: the next steps at which it will validate.
+        at_the_end: whether the run has ended.
     """
     lines = trainer.journal.history.events
-    verdict = judge(lines)
+    verdict = judge(lines, to_come)
     if verdict is None:
         return None
     past = [line for line in lines if line["kind"] == "verdict"]

@@ -11,6 +11,7 @@ from math import ceil
 from typing import Any
 
 from videotune.config.sampling_sections import Forgetting, SampleMetrics
+from videotune.data.remarks import Remark
 from videotune.job.job import Job
 from videotune.model_spec import ModelSpec
 from videotune.trainer.trainer import times
@@ -22,6 +23,7 @@ from videotune.validation.forgetting_plan import (
     ForgettingPlan,
     forgetting_plan,
 )
+from videotune.validation.overfitting import MIN_READINGS, too_few_readings
 from videotune.validation.selection import MAX_WINDOWS, MIN_WINDOWS, SampleMetricsPlan
 
 PASSES_PER_STEP = 3
@@ -230,6 +232,17 @@ def overhead(job: Job) -> dict[str, Any]:
         "probes": metrics(job),
         "forgetting": forgetting(job),
     }
+
+
+def notes_on_validations(job: Job) -> list[str]:
+    """Say if a run has held-out clips, and too few validations for a verdict."""
+    every = job.config.validate_every or 0
+    if every == 0 or not job.library.held_out_windows:
+        return []
+    num_readings = times(every, job.steps)
+    if num_readings >= MIN_READINGS:
+        return []
+    return [Remark("few_validations", too_few_readings(0, range(num_readings)))]
 
 
 def validations(job: Job) -> dict[str, Any] | None:
