@@ -38,7 +38,9 @@ def write(client: Any, name: str, text: str, was: str = "") -> None:
 def buttons(client: Any) -> dict[str, tuple[str, str]]:
     """The words and the batch of the page's Undo and Redo."""
     page = client.get(DATA).text
-    pattern = r'<button[^>]*id="(undo|redo)"[^>]*hx-vals="([^"]*)"[^>]*>.*?<span>(.*?)</span>'
+    pattern = (
+        r'<button[^>]*id="(undo|redo)"[^>]*hx-vals="([^"]*)"[^>]*>.*?<span>(.*?)</span>'
+    )
     shown = re.findall(pattern, page, re.DOTALL)
     return {
         kind: (words, json.loads(html.unescape(values))["batch"])

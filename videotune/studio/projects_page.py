@@ -54,7 +54,9 @@ def cards(page: PageContext) -> str:
     rows = []
     for project in projects.list_projects(page.root):
         try:
-            rows.append(_card(page.root, project, work_by_project.get(project.name, "")))
+            rows.append(
+                _card(page.root, project, work_by_project.get(project.name, ""))
+            )
         except (VideotuneError, OSError) as error:
             rows.append(_empty_card(project, str(error)))
     home_root = other_root(page.root) if page.is_local else None

@@ -33,6 +33,7 @@ from videotune.studio.projects import Project, find_project, inside, texts
 from videotune.studio.queue_page import run_folder
 from videotune.studio.records import Try, read_record
 from videotune.studio.result_files import (
+    comfyui_files,
     comfyui_loras,
     copy_to_comfyui,
     exported_files,
@@ -150,7 +151,7 @@ def summary(page: PageContext) -> str:
         describe_sound=describe_sound,
         there=[name for name in RUN_FILES if (run.folder / name).is_file()],
         files=files,
-        comfyui_files=_comfyui_files(files),
+        comfyui_files=comfyui_files(files),
         exporting_steps=_exporting_steps(page, run_data["name"]),
         has_login=get_token() is not None,
         download_name=partial(download_name, page.current_project),
@@ -159,15 +160,6 @@ def summary(page: PageContext) -> str:
         losses=losses,
         sample_groups=sample_groups(home, run, step, saved_steps),
     )
-
-
-def _comfyui_files(files: list[ExportedFile]) -> dict[int | None, list[ExportedFile]]:
-    """Return the run's own files for ComfyUI by the step of their weights."""
-    files_by_step: dict[int | None, list[ExportedFile]] = {}
-    for file in files:
-        if file.format == "comfyui" and not file.branch:
-            files_by_step.setdefault(file.step, []).append(file)
-    return files_by_step
 
 
 def _exporting_steps(page: PageContext, run_name: str) -> set[int]:

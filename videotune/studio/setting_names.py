@@ -12,7 +12,7 @@ def with_value_words(text: str) -> str:
     """Return a message in which the value of a setting is called as its list does:
     "“Windows” is not “slide”".
     """
-    word_by_value = {}
+    word_by_value: dict[str, str] = {}
     for field in fields():
         for value, words in field.words.items():
             if value:

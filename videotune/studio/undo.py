@@ -44,15 +44,19 @@ class UndoChoice:
 def choices(project: Project) -> dict[Direction, UndoChoice | None]:
     """Return what the next undo and the next redo take; None if there is nothing."""
     done, undone = clip_history.actions(project)
-    latest_done = next((one for one in done if _is_possible(project, one, "undo")), None)
-    latest_undone = next(
-        (one for one in undone if _is_possible(project, one, "redo")), None
-    )
     return {
-        "undo": latest_done and UndoChoice(latest_done.batch, name_of(latest_done)),
-        "redo": latest_undone
-        and UndoChoice(latest_undone.batch, name_of(latest_undone)),
+        "undo": _first_choice(project, done, "undo"),
+        "redo": _first_choice(project, undone, "redo"),
     }
+
+
+def _first_choice(
+    project: Project, actions: Sequence[Action], direction: Direction
+) -> UndoChoice | None:
+    for action in actions:
+        if _is_possible(project, action, direction):
+            return UndoChoice(action.batch, name_of(action))
+    return None
 
 
 def name_of(action: Action) -> str:

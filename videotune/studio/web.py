@@ -19,8 +19,8 @@ from fastapi import Depends, HTTPException, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 from jinja2 import TemplateError
 from markupsafe import Markup
-
 from typing_extensions import TypedDict
+
 from videotune.errors import VideotuneError, printable
 from videotune.queue.jobs import describe_outcome, log_tail
 from videotune.reporter.build import environment, fill
