@@ -396,7 +396,8 @@ def move_files(home: Path, files: Sequence[str], targets: Sequence[str]) -> None
     """
     moves = []
     for name, target_name in zip(files, targets, strict=True):
-        file, target = home / name, home / target_name
+        file = home / name
+        target = home / target_name
         if target != file and target.exists():
             raise VideotuneError(
                 f"{target_name} already exists: rename one of the two files"

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -58,6 +57,7 @@ from videotune.studio.kept_values import (
 )
 from videotune.studio.licences import accept_licence, open_licence
 from videotune.studio.memory_bar import memory_parts
+from videotune.studio.preview_outlook import count_captions
 from videotune.studio.project_plan import plan_answer, plan_file, plan_question
 from videotune.studio.projects import (
     Project,
@@ -195,7 +195,7 @@ def settings(page: PageContext) -> str:
         },
         unusual=notes,
         turned=turned_resolution(plan_answer(page)),
-        clip_count=_count_clips(project),
+        clip_count=count_captions(project),
         trained_sizes=trained_sizes(plan_answer(page)),
         problem=problem,
         reasons=preset_reasons(project.preset) if project.preset else {},
@@ -210,14 +210,6 @@ def settings(page: PageContext) -> str:
             own.get("conditions", inherited.get("conditions")), takes
         ),
     )
-
-
-def _count_clips(project: Project) -> int:
-    """Return how many clips may give a caption; those of other datasets count as many."""
-    if project.facts.get("sources"):
-        return sys.maxsize
-    rows = clips.table(project).rows.values()
-    return sum(1 for row in rows if row["caption"])
 
 
 def _base_model_problem(page: PageContext, model: str) -> BaseModelProblem | None:

@@ -158,9 +158,12 @@ def _apply_captions(project: Project, action: Action, direction: Direction) -> s
             continue
 
         current = clip_row.caption_of(row["clip"])
-        expected, wanted = change["after"], change["before"]
-        if direction == "redo":
-            expected, wanted = wanted, expected
+        if direction == "undo":
+            expected = change["after"]
+            wanted = change["before"]
+        else:
+            expected = change["before"]
+            wanted = change["after"]
         text_by_path[row["path"]] = wanted if current == expected else current
         if current == expected:
             changed_texts[row["name"]] = wanted
@@ -234,7 +237,8 @@ def _apply_move(
 
 def _move_known_files(home: Path, files: Sequence[str], targets: Sequence[str]) -> None:
     """Move the files that still exist; a caption may have been emptied meanwhile."""
-    existing_files, existing_targets = [], []
+    existing_files = []
+    existing_targets = []
     for name, target in zip(files, targets, strict=True):
         _path_of(home, target)
         if _path_of(home, name).exists():
