@@ -30,7 +30,7 @@ from tests.support.trainers import (
 )
 from videotune.data.remarks import codes_of
 from videotune.errors import DoesNotFit, VideotuneError
-from videotune.job.job import refuse_skips
+from videotune.job.skips import refuse_skips
 from videotune.latent_cache.batches import make_step_batch
 from videotune.rng import generator_for
 from videotune.validation.overhead import notes_on_validations

@@ -26,6 +26,7 @@ from videotune.cli.plan_options import (
     TimestepsOption,
     Views,
     VramOption,
+    WaysOption,
     refuse_without_simulation,
 )
 from videotune.cli.plan_verdict import (
@@ -38,6 +39,7 @@ from videotune.cli.plan_verdict import (
     verdict,
 )
 from videotune.cli.plan_views import fewer_steps
+from videotune.cli.plan_ways import show_ways
 from videotune.console import answer, doing, echo, out, print_table, size, tell
 from videotune.errors import DONE
 from videotune.job.shown_notes import remember
@@ -77,6 +79,7 @@ def plan(
     simulate: SimulateOption = False,
     schedule: ScheduleOption = None,
     storage: StorageOption = None,
+    ways: WaysOption = False,
     run: OutOption = DEFAULT_OUT,
 ) -> None:
     """Show a run's steps, views of each clip, memory, time and disk.
@@ -112,6 +115,7 @@ def plan(
         network=network,
         simulation=Simulation(schedule, storage) if simulate else None,
         out=run,
+        ways=ways,
     )
     if price is not None:
         result.plan["price"] = priced(result.plan, price)
@@ -141,6 +145,7 @@ def show_plan(result: PlanResult, *, verbose: bool = False) -> None:
         show_details(result)
     else:
         show_summary(result)
+    show_ways(facts["ways"])
     if facts["simulation"]:
         show_simulation(facts["simulation"])
 

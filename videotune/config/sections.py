@@ -239,8 +239,8 @@ class TextEncoder(Section):
     (.safetensors, .pth); for several encoders a list, null: the base's
     """
     convention: Literal["diffusers", "authors"] = fatal("diffusers")
-    """whose code captions are read like, where the two differ: in LTX-Video 0.9.0 and
-    0.9.1, whose captions ComfyUI reads as the authors do
+    """whose code captions are read like, where the two differ; ComfyUI reads them as the
+    model's authors do, and a plan says of which models
     """
 
 

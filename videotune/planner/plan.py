@@ -55,6 +55,7 @@ def make_plan(job: Job, targets: Sequence[int] = exposure.TARGETS) -> dict[str, 
         "chosen": None,
         "processes": None,
         "simulation": None,
+        "ways": None,
         "remedies": [],
         "effective_batch": job.effective_batch,
         "micro_batch": min(

@@ -4,7 +4,6 @@ import re
 import time
 import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import lru_cache
 from itertools import count
 from pathlib import Path
 from threading import RLock
@@ -28,7 +27,7 @@ from videotune.studio.licences import refuse_open_licence
 from videotune.studio.projects import Project, inside
 from videotune.studio.records import SweepRecord, read_record
 from videotune.studio.start_questions import ask_before_start
-from videotune.studio.status import process_progress, read_live
+from videotune.studio.status import best_validation_loss, process_progress, read_live
 from videotune.studio.web import (
     CurrentPage,
     PageContext,
@@ -415,20 +414,6 @@ def _read_sweeps(
         except VideotuneError as error:
             damaged_sweeps[path] = str(error)
     return sweeps, damaged_sweeps
-
-
-def best_validation_loss(run: Path) -> float | None:
-    """Return the lowest validation loss after step 0, relative to the base model's."""
-    journal = run / "journal.jsonl"
-    if not journal.is_file():
-        return None
-    return _best_validation_loss(run, journal.stat().st_size)
-
-
-@lru_cache(maxsize=1024)
-def _best_validation_loss(run: Path, journal_size: int) -> float | None:
-    curve = read_live(run).held_out_losses
-    return min((loss for step, loss in curve if step), default=None)
 
 
 REGIONS: Regions = {"board": board}

@@ -19,7 +19,8 @@ from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import VideotuneError
 from videotune.exporter.base_loras import merge_into_base
 from videotune.job.job import Job
-from videotune.latent_cache.batches import BatchSource, assemble
+from videotune.latent_cache.batch_source import BatchSource
+from videotune.latent_cache.batches import assemble
 from videotune.latent_cache.conditions import ConditionSample
 from videotune.latent_cache.encode import (
     encode_condition_sample,

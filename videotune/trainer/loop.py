@@ -11,7 +11,7 @@ import torch
 
 from videotune.config.graph_checks import cannot_capture
 from videotune.console import Bar, bar
-from videotune.diffusion.loss import BaseGuidance
+from videotune.diffusion.base_targets import BaseGuidance
 from videotune.errors import VideotuneError
 from videotune.latent_cache.read_ahead import stream
 from videotune.latent_cache.step_batch import StepBatch

@@ -12,10 +12,7 @@ from torch import Tensor, nn
 
 from videotune.adapters.layers import LiveText
 from videotune.adapters.lora import adapter_off
-from videotune.diffusion.loss import (
-    guided_target,
-    prior_target,
-)
+from videotune.diffusion.base_targets import guided_target, prior_target
 from videotune.latent_cache.step_batch import StepBatch
 from videotune.memory.accelerator import has_streams
 from videotune.memory.host_weights import to_host

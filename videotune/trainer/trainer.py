@@ -17,7 +17,7 @@ from videotune.adapters.layers import LiveText
 from videotune.distributed import DistributedContext, must_run_together, sharded
 from videotune.job.experts import prefix
 from videotune.job.job import Job
-from videotune.latent_cache.batches import BatchSource
+from videotune.latent_cache.batch_source import BatchSource
 from videotune.memory.sharding import Shard
 from videotune.models.base import DiffusersModel
 from videotune.runs.checkpoint import Checkpoint

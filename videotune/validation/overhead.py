@@ -24,7 +24,11 @@ from videotune.validation.forgetting_plan import (
     forgetting_plan,
 )
 from videotune.validation.overfitting import MIN_READINGS, too_few_readings
-from videotune.validation.selection import MAX_WINDOWS, MIN_WINDOWS, SampleMetricsPlan
+from videotune.validation.sample_metrics_plan import (
+    SampleMetricsPlan,
+    sample_metrics_plan,
+)
+from videotune.validation.selection import MAX_WINDOWS, MIN_WINDOWS
 
 PASSES_PER_STEP = 3
 """Cost of the forward and backward pass of a training step, in forward passes."""
@@ -281,7 +285,7 @@ def metrics(job: Job) -> dict[str, Any] | None:
 
     None if there are none or the budget does not pay for two measurements.
     """
-    plan = selection.sample_metrics_plan(job)
+    plan = sample_metrics_plan(job)
     if plan is None:
         return None
     every = metrics_spacing(plan, job)
