@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.support.browser import NewPage, Studio
@@ -25,7 +24,7 @@ def home(browser_studio: tuple[Studio, NewPage]) -> projects.Project:
     studio, _ = browser_studio
     project = projects.create(studio.root, "Walk", preset="toy", card="RTX 4090")
     clip = project.folder / "clips" / "dot.mp4"
-    write_clip(clip, moving_dot(np.arange(24) / 12, 60), 12)
+    write_clip(clip, moving_dot([index / 12 for index in range(24)], 60), 12)
     clip.with_suffix(".txt").write_text("a dot\n")
     (project.folder / "clips" / "torn.mp4").write_bytes(clip.read_bytes()[:900])
     return project
