@@ -339,7 +339,7 @@ def measured(
 def test_a_page_can_count_the_samples_that_are_measured(lab: Lab) -> None:
     """The heartbeat has how many are done, of how many."""
     trainer = trainer_of(lab, PROBED)
-    counts = []
+    counts: list[tuple[str, int, int]] = []
     trainer.heartbeat.progress = lambda subject, done, total: counts.append(  # type: ignore[method-assign]
         (subject, done, total)
     )
