@@ -185,6 +185,7 @@ def loss_between(
         learnt.append(_sound_part(objective, batch, prediction, target))
 
     per_sample_loss = sum((part.loss for part in learnt[1:]), start=learnt[0].loss)
+    # ``mse`` is that of the sound if no video is learnt.
     return LossOutput(
         loss=per_sample_loss.mean(),
         mse=learnt[0].mse.detach(),

@@ -109,8 +109,8 @@ def open_models(
         raise VideotuneError(
             f"base_model_name: no {spec.title} is given. Set a folder in diffusers layout or a Hub id."
         )
-    parts_of = config.base_parts or base.name
-    folder = place(parts_of, files=own_files(config, spec)).folder
+    model_of_parts = config.base_parts or base.name
+    folder = place(model_of_parts, files=own_files(config, spec)).folder
 
     device = local_device()
     dtype = dtype_name(config)
@@ -206,6 +206,7 @@ def make_source(
     library = job.library
     keys = CacheKeys.of(family, job.config.seed)
 
+    # A variant is one of the cached choices of crop and frames of a window.
     def encode(window: Window, variant: int) -> LatentDistribution:
         return encode_sample(
             family, keys, keys.frame_sample(window, variant), library.media

@@ -60,7 +60,7 @@ class EmaWeights:
     def update(self, step: int, applied: Tensor | None = None) -> None:
         """Add the weights after ``step``.
 
-        If ``applied`` () is 0 the step was skipped, and nothing changes.
+        If the scalar ``applied`` is 0 the step was skipped, and nothing changes.
         """
         ramp = (1 + step) / (10 + step)
         share: float | Tensor = 1 - min(self.decay, ramp)

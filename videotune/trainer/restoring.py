@@ -25,8 +25,8 @@ def restore(trainer: Trainer, opened: OpenedRun, branch: bool) -> None:
     """Restore the checkpoint, cut the journal to it, and let the trainer continue after
     it.
 
-    A run that was killed before it saved anything begins again at step 0. Every draw is
-    counted, so nothing differs.
+    A run that was killed before it saved anything begins again at step 0. Random draws
+    depend on the seed and the step alone, so its steps are the same ones.
 
     Args:
         trainer: the run.
@@ -140,8 +140,9 @@ def _write_changed_config(trainer: Trainer) -> None:
     old: Mapping[str, Any] = run_dir.read_run_config(run)
     step = trainer.first_step - 1
 
-    # If facts until this step are kept already, an earlier resume from the same step wrote
-    # them; they are true, and those of the run folder are not of this step.
+    # An earlier resume from the same step may have kept the old files already. Those are
+    # the ones that belong to the steps before; the files of the run folder are then its
+    # own.
     if step not in changed_after(run, step - 1):
         # the config last: it says that all three are there
         for name in reversed(FACTS):
@@ -151,6 +152,7 @@ def _write_changed_config(trainer: Trainer) -> None:
 
     account = with_views(job, to_json(job.library), job.steps)
     write_json(run / "check.json", account)
+    # Curves of the loss leave out regularization clips.
     trainer.journal.history.steps.aside = frozenset(regularization(account))
     write_json(run / "plan.json", trainer.plan)
 

@@ -104,6 +104,7 @@ def open_run(
     history = History(run)
     checkpoint = checkpoint_of(run, resume.step, history)
     step = checkpoint.step if checkpoint else 0
+    # Of the step that the user names; if none is named, the present ones.
     facts = facts_at(run, resume.step)
     run_config = read_facts(run, facts)
 
@@ -119,6 +120,7 @@ def open_run(
         echo(f"init_from is not read again: the weights are those of step {step}")
 
     # 3. The job from here on.
+    # "processes" of a job counts groups: those of a group share each sample.
     job = open_job(resolved, spec, base, processes=run_config.get("processes", 1))
     groups_of(resolved.config, processes)  # refuses a number that does not divide
     refuse_unequal_parts(job)
@@ -227,8 +229,8 @@ def with_overrides(
     asked_at_start = {
         key: value for key, value in run_config.get("asked", {}).items() if key in user
     }
-    base_settings = merge({**old_settings, **asked_at_start}, preset)
-    asked_now = resolve(own_keys, base_settings, spec).to_json()["settings"]
+    start_settings = merge({**old_settings, **asked_at_start}, preset)
+    asked_now = resolve(own_keys, start_settings, spec).to_json()["settings"]
     asks_the_same = all(
         asked_now[key] == value for key, value in asked_at_start.items()
     )

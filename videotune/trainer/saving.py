@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from videotune.console import echo, size
-from videotune.distributed import processes_here
+from videotune.distributed import DistributedContext, processes_here
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.files import existing_folder, is_disk_full
 from videotune.latent_cache.thread_pool import pool_without_openmp
@@ -24,7 +24,7 @@ from videotune.runs.checkpoint import (
     superfluous,
     sweep,
 )
-from videotune.runs.checkpoint_writer import save_checkpoint
+from videotune.runs.checkpoint_writer import on_each, save_checkpoint
 from videotune.runs.journal import readings_of, with_mean_of_modalities
 from videotune.runs.run_dir import poll_control
 from videotune.text import counted
@@ -95,7 +95,7 @@ class Saving(Callback):
         save(trainer, step, kind)
 
     def seconds_left(self, trainer: Trainer, step: int, took: float) -> float:
-        """Estimate the seconds of the saves to come. The last checkpoint always is."""
+        """Estimate the seconds of the saves to come. One always comes at the last step."""
         last = trainer.job.steps
         saves = times(self.every, last, step) if self.every else int(step < last)
         return saves * took
@@ -187,9 +187,10 @@ def _writing(
             arrived.synchronize()
         if not rows:
             refuse_full(trainer.run, parts)
-        trainer.journal.sync()
-        # With rows each process checks its own disk while it writes, and all agree.
-        writers = trainer.dist.for_writing_thread if rows else None
+        # With rows all processes write together, so an error of any of them, such as a full
+        # disk, is raised in all.
+        writers = trainer.dist.for_writing_thread if rows else DistributedContext()
+        on_each(writers, trainer.journal.sync)
         return save_checkpoint(trainer.run, step, parts, state, kind, rows, writers)
 
     return write
@@ -271,8 +272,8 @@ def settle_pending_save(trainer: Trainer) -> None:
 
 
 def wait_for_writer(trainer: Trainer) -> None:
-    """Wait until no thread writes, whatever comes of it: a process that has left the
-    others can send no message.
+    """Wait until no thread writes, and leave its result alone. Threads that write a
+    checkpoint together send each other messages, so no process may end before its own has.
     """
     if trainer.pending_save is not None and trainer.pending_save.written is not None:
         wait([trainer.pending_save.written])
@@ -345,8 +346,8 @@ def best_step(lines: Iterable[Mapping[str, Any]], steps: Collection[int]) -> int
     """Return which of ``steps`` has the lowest normalised loss over held-out clips, or
     None if none was measured.
 
-    Only validations of the latest set compare. Without held-out clips no step can be
-    called best.
+    ``readings_of`` leaves out readings of an earlier validation set: they do not compare.
+    Without held-out clips no step can be called best.
     """
     loss_by_step: dict[int, float] = {}
     for line in with_mean_of_modalities(readings_of(lines)):

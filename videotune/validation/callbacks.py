@@ -147,9 +147,9 @@ class Validation(Callback):
         live = None
         try:
             # In this order, the weights are restored even after an interruption.
-            with trainer.averaged(), trainer.breaking():
+            with trainer.averaged(), trainer.interruptible():
                 reading = self.read(trainer)
-            with trainer.breaking():
+            with trainer.interruptible():
                 if trainer.job.config.ema.decay is not None:
                     live = self.read(trainer)
         except Interrupted:

@@ -147,7 +147,7 @@ class SamplingCallback(Callback):
         # In this order, the weights are restored even if the sampling is interrupted.
         with (
             trainer.averaged(),
-            trainer.breaking(),
+            trainer.interruptible(),
             trainer.in_lockstep(),
             progress_bar as progress,
         ):
@@ -164,7 +164,7 @@ class SamplingCallback(Callback):
             )
         if not trainer.dist.is_main:
             return []
-        with trainer.breaking():
+        with trainer.interruptible():
             return decode_samples(trainer, latents)
 
 

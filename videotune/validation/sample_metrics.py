@@ -128,7 +128,7 @@ class SampleMetricsCallback(SamplingCallback):
             if step == 0:
                 save_base(trainer.run, self.plan, videos)
 
-            with trainer.breaking():
+            with trainer.interruptible():
                 fields = self._measure(trainer, videos, step)
             rules = trainer.family.spec.rules
             for sample, frames in zip(fields["samples"], videos, strict=True):
