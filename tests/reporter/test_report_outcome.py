@@ -360,6 +360,11 @@ def test_a_figure_of_the_held_out_clips_is_the_same_on_the_whole_page(
             30,
         ),
         (
+            (1.0, 0.8, 0.6, 0.5, 0.505),
+            f"LEARNING It was still learning at step 40: {ERROR} 50% of the base model's at step 30. ",
+            30,
+        ),
+        (
             (1.0, 0.5, 0.5, 0.5),
             f"PLATEAU It has learnt what these clips teach: {ERROR} 50% of the base model's at step 10, and falls no further.",
             30,

@@ -331,8 +331,8 @@ def test_a_memory_alone_has_the_times_of_example_cards(
 @pytest.mark.parametrize(
     ("answered", "badge", "is_shown"),
     [
-        ({}, "made for 16 GB", "no"),
-        ({"words": "cannot be planned"}, "made for 16 GB", "no"),
+        ({}, "16 GB, may fit", "no"),
+        ({"words": "cannot be planned"}, "16 GB, may fit", "no"),
         ({"fits": False, "hours": None}, "does not fit", "no"),
         ({"fits": True, "verdict": "fits", "hours": 9.0}, "fits", "yes"),
         ({"fits": True, "verdict": "tight", "hours": 9.0}, "tight", "yes"),

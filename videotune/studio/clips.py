@@ -19,6 +19,7 @@ from videotune.data.metadata_files import Columns
 from videotune.errors import VideotuneError
 from videotune.queue.jobs import QueuedJob, all_jobs, latest, restart, result
 from videotune.studio import projects, trash
+from videotune.studio.clip_history import new_batch
 from videotune.studio.clip_row import (
     ClipRow,
     changed_ns,
@@ -29,7 +30,7 @@ from videotune.studio.clip_row import (
     without_model,
 )
 from videotune.studio.projects import CLIPS, HELD_OUT, Project, has_visible_files
-from videotune.studio.records import CheckAccount, CheckedClip
+from videotune.studio.records import CheckAccount, CheckedClip, ClipMove
 
 QUIET_SECONDS = 2.0
 """Seconds without a change before a check starts."""
@@ -325,7 +326,7 @@ def _has_text(row: ClipRow, text: str) -> bool:
     return text in row["name"].casefold() or text in row["caption"].casefold()
 
 
-def move(project: Project, paths: Sequence[str], to: str) -> None:
+def move(project: Project, paths: Sequence[str], to: str) -> ClipMove:
     """Move clips with their captions, masks and other companions to training,
     validation, or the bin.
 
@@ -333,6 +334,9 @@ def move(project: Project, paths: Sequence[str], to: str) -> None:
         project: the project.
         paths: paths of the clips within the project.
         to: ``CLIPS``, ``HELD_OUT`` or ``trash.BIN``.
+
+    Returns:
+        The record of the move, for the history.
 
     Raises:
         VideotuneError: if a clip is named in a list, or its target exists; nothing is
@@ -346,20 +350,34 @@ def move(project: Project, paths: Sequence[str], to: str) -> None:
                 "remove it there"
             )
 
-    files = _files_of(rows)
+    files = _files_of(project, rows)
+    item = ""
+    targets: list[str] = []
     if to == trash.BIN:
         title = rows[0]["name"] if len(rows) == 1 else f"{len(rows)} clips"
-        trash.move_to_trash(project.folder, "clip", title, files)
+        home = project.folder
+        item = trash.move_to_trash(home, "clip", title, [home / name for name in files])
     elif to in (CLIPS, HELD_OUT):
-        _move_files(project.folder, files, to)
+        targets = [f"{to}/{name.partition('/')[2]}" for name in files]
+        move_files(project.folder, files, targets)
     else:
         raise VideotuneError(
             f"clips can be moved to {CLIPS}, {HELD_OUT} or {trash.BIN}, not to {to[:40]!r}"
         )
+    return {
+        "batch": new_batch(),
+        "kind": "clip",
+        "names": [row["name"] for row in rows],
+        "files": files,
+        "targets": targets,
+        "item": item,
+    }
 
 
-def _files_of(rows: Sequence[ClipRow]) -> list[Path]:
-    """Return the clips, captions and companions of some rows, each once."""
+def _files_of(project: Project, rows: Sequence[ClipRow]) -> list[str]:
+    """Return the clips, captions and companions of some rows, each once, relative to the
+    project.
+    """
     files: dict[Path, None] = {}
     for row in rows:
         files[row["clip"].path] = None
@@ -367,17 +385,25 @@ def _files_of(rows: Sequence[ClipRow]) -> list[Path]:
             files[row["clip"].caption_file] = None
         for _, path in row["clip"].companions:
             files[path] = None
-    return list(files)
+    return [path.relative_to(project.folder).as_posix() for path in files]
 
 
-def _move_files(home: Path, files: Sequence[Path], part: str) -> None:
-    targets = [home.joinpath(part, *file.relative_to(home).parts[1:]) for file in files]
-    for file, target in zip(files, targets, strict=True):
+def move_files(home: Path, files: Sequence[str], targets: Sequence[str]) -> None:
+    """Move files to other names, all relative to ``home``.
+
+    Raises:
+        VideotuneError: if a target exists; then nothing is moved.
+    """
+    moves = []
+    for name, target_name in zip(files, targets, strict=True):
+        file = home / name
+        target = home / target_name
         if target != file and target.exists():
             raise VideotuneError(
-                f"{target.relative_to(home)} already exists: rename one of the two files"
+                f"{target_name} already exists: rename one of the two files"
             )
+        moves.append((file, target))
 
-    for file, target in zip(files, targets, strict=True):
+    for file, target in moves:
         target.parent.mkdir(parents=True, exist_ok=True)
         os.replace(file, target)

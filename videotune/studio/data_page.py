@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote
 
 from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.responses import FileResponse, JSONResponse
@@ -21,6 +22,7 @@ from videotune.reporter.read import mapping
 from videotune.studio import (
     auto_caption,
     captions_edit,
+    clip_history,
     clip_row,
     clip_words,
     clips,
@@ -30,6 +32,7 @@ from videotune.studio import (
     model_choices,
     projects,
     trash,
+    undo,
     uploads,
 )
 from videotune.studio.film_scenes import SCENES, decide_scenes, files_of_scenes
@@ -42,11 +45,13 @@ from videotune.studio.web import (
     PageContext,
     PostedForm,
     Regions,
+    ToastAction,
     fragment,
     page_response,
     render,
     reply,
 )
+from videotune.text import counted
 
 CHUNK = 60
 """Tiles that are sent at once."""
@@ -107,7 +112,7 @@ def state(page: PageContext) -> str:
         shared=shared,
         counts=clip_words.count_states(rows),
         **CLIP_WORDS,
-        undo=captions_edit.latest_change(project),
+        **undo.choices(project),
         running={kind: jobs.latest(project.folder, kind) for kind in KINDS},
         draft=projects.draft(project),
     )
@@ -194,7 +199,7 @@ def clip(page: CurrentPage, path: str) -> Response:
     """Send everything about a clip, with a large player."""
     project = page.current_project
     row = clips.find_clip(clips.table(project).rows, path)
-    changes = captions_edit.history(project, row["name"])
+    changes = clip_history.caption_changes(project, row["name"])
     others = clips.neighbours(project, path, page.query)
     return fragment(
         render(
@@ -299,15 +304,26 @@ def change_captions(page: CurrentPage, form: PostedForm) -> Response:
         text_by_path = captions_edit.planned_changes(
             project, form, _selected_paths(page, form)
         )
-        count = captions_edit.change(project, text_by_path, by)
-    return reply(f"{count} captions changed")
+        batch = captions_edit.change(project, text_by_path, by)
+    message = f"{counted(len(text_by_path), 'caption')} changed"
+    return reply(message, action=_undo_action(page, batch))
 
 
 @routes.post("/data/undo")
-def undo(page: CurrentPage) -> Response:
-    """Undo the newest change of captions."""
-    count = captions_edit.undo(page.current_project)
-    return reply(f"{count} captions restored")
+def undo_action(page: CurrentPage, form: PostedForm) -> Response:
+    """Undo the newest action of the page, or the named one."""
+    return reply(undo.undo(page.current_project, form["batch"]))
+
+
+@routes.post("/data/redo")
+def redo_action(page: CurrentPage, form: PostedForm) -> Response:
+    """Do the action again that was undone last, or the named one."""
+    return reply(undo.redo(page.current_project, form["batch"]))
+
+
+def _undo_action(page: PageContext, batch: str) -> ToastAction:
+    address = f"/p/{quote(page.current_project.name, safe='')}/data/undo"
+    return {"words": "Undo", "post": address, "values": {"batch": batch}}
 
 
 @routes.post("/data/stop")
@@ -324,12 +340,13 @@ def move(page: CurrentPage, form: PostedForm) -> Response:
     """Keep clips aside for checking, train on them again, or move them to the bin."""
     with projects.lock_of(page.current_project.folder):
         paths = _selected_paths(page, form)
-        clips.move(page.current_project, paths, form["to"])
+        record = clips.move(page.current_project, paths, form["to"])
+        clip_history.record_move(page.current_project, record)
 
     results = {"bin": "moved to the bin", CLIPS: "used for training"}
     result = results.get(form["to"], "kept aside for checking")
     subject = Path(paths[0]).name if len(paths) == 1 else f"{len(paths)} clips"
-    return reply(f"{subject} {result}")
+    return reply(f"{subject} {result}", action=_undo_action(page, record["batch"]))
 
 
 @routes.post("/data/leave-out")
@@ -462,6 +479,7 @@ def from_bin(
     with projects.lock_of(home):
         if act == "restore":
             trash.restore(home, form["id"])
+            undo.record_restored(page.current_project, form["id"])
             return reply("Restored")
         trash.delete(home, form["id"])
     return reply("Deleted")

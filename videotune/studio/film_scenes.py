@@ -1,17 +1,16 @@
 """The scenes that a long video was cut into, until each is kept or removed."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from fastapi import Response
 
 from videotune.data.clip_file import CLIP_SUFFIXES
 from videotune.errors import VideotuneError
-from videotune.studio import trash
+from videotune.studio import clip_history, trash
 from videotune.studio.projects import CLIPS, Project, inside
-from videotune.studio.web import (
-    FormData,
-    reply,
-)
+from videotune.studio.records import ClipMove
+from videotune.studio.web import FormData, reply
 
 SCENES = "scenes"
 """Folder of a project that holds the scenes of each film until they are kept or
@@ -44,7 +43,8 @@ def decide_scenes(project: Project, form: FormData) -> Response:
 
     if not form["keep"]:
         title = form["name"] or f"Scenes of {film.name}"
-        trash.move_to_trash(project.folder, "scene", title, files)
+        item = trash.move_to_trash(project.folder, "scene", title, files)
+        _record(project, names, files, item=item)
         return reply("In the bin")
 
     targets = [project.folder / CLIPS / file.name for file in files]
@@ -55,4 +55,26 @@ def decide_scenes(project: Project, form: FormData) -> Response:
             )
     for file, target in zip(files, targets, strict=True):
         file.rename(target)
+    _record(project, names, files, targets=targets)
     return reply(f"{len(names)} kept" if len(names) > 1 else "Kept")
+
+
+def _record(
+    project: Project,
+    names: list[str],
+    files: list[Path],
+    *,
+    targets: Sequence[Path] = (),
+    item: str = "",
+) -> None:
+    """Add what was decided to the history of the page."""
+    home = project.folder
+    move: ClipMove = {
+        "batch": clip_history.new_batch(),
+        "kind": "scene",
+        "names": names,
+        "files": [path.relative_to(home).as_posix() for path in files],
+        "targets": [path.relative_to(home).as_posix() for path in targets],
+        "item": item,
+    }
+    clip_history.record_move(project, move)

@@ -109,6 +109,17 @@ def files_to_take(
     return sorted(chosen, key=lambda file: FORMAT_ORDER.index(file.format))
 
 
+def comfyui_files(
+    files: Sequence[ExportedFile],
+) -> dict[int | None, list[ExportedFile]]:
+    """Return a run's own files for ComfyUI by the step of their weights."""
+    files_by_step: dict[int | None, list[ExportedFile]] = {}
+    for file in files:
+        if file.format == "comfyui" and not file.branch:
+            files_by_step.setdefault(file.step, []).append(file)
+    return files_by_step
+
+
 def use_of_file(
     run: Run, files: Sequence[ExportedFile], file: ExportedFile
 ) -> dict[str, Any]:

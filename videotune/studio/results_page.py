@@ -33,6 +33,7 @@ from videotune.studio.projects import Project, find_project, inside, texts
 from videotune.studio.queue_page import run_folder
 from videotune.studio.records import Try, read_record
 from videotune.studio.result_files import (
+    comfyui_files,
     comfyui_loras,
     copy_to_comfyui,
     exported_files,
@@ -150,6 +151,8 @@ def summary(page: PageContext) -> str:
         describe_sound=describe_sound,
         there=[name for name in RUN_FILES if (run.folder / name).is_file()],
         files=files,
+        comfyui_files=comfyui_files(files),
+        exporting_steps=_exporting_steps(page, run_data["name"]),
         has_login=get_token() is not None,
         download_name=partial(download_name, page.current_project),
         use=use(run),
@@ -157,6 +160,17 @@ def summary(page: PageContext) -> str:
         losses=losses,
         sample_groups=sample_groups(home, run, step, saved_steps),
     )
+
+
+def _exporting_steps(page: PageContext, run_name: str) -> set[int]:
+    """Return the steps whose files are being written, or wait for their turn."""
+    steps = set()
+    for entry in queue_page.shown_entries(page.root, page.current_project, run_name):
+        is_active = entry.state in ("waiting", "running")
+        if entry.kind == "export" and is_active and "--step" in entry.arguments:
+            position = entry.arguments.index("--step")
+            steps.add(int(entry.arguments[position + 1]))
+    return steps
 
 
 def _output_jobs(page: PageContext, run_name: str) -> dict[str, jobs.QueuedJob | None]:

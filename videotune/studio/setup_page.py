@@ -48,6 +48,7 @@ from videotune.studio.form import (
     replaced_lengths,
     set_key,
 )
+from videotune.studio.frame_sizes import trained_sizes, turned_resolution
 from videotune.studio.kept_values import (
     confirm_values,
     kept_values,
@@ -56,6 +57,7 @@ from videotune.studio.kept_values import (
 )
 from videotune.studio.licences import accept_licence, open_licence
 from videotune.studio.memory_bar import memory_parts
+from videotune.studio.preview_outlook import count_captions
 from videotune.studio.project_plan import plan_answer, plan_file, plan_question
 from videotune.studio.projects import (
     Project,
@@ -63,6 +65,7 @@ from videotune.studio.projects import (
     inside,
 )
 from videotune.studio.records import OwnPreset, read_record
+from videotune.studio.setting_values import describe_values
 from videotune.studio.sound_settings import base_model_of, prompt_files, shown_fields
 from videotune.studio.start_questions import ask_before_start
 from videotune.studio.this_computer import (
@@ -147,6 +150,7 @@ def plan(page: PageContext) -> str:
         remedy_of=clip_words.remedy_of,
         memory_parts=memory_parts,
         colours=COLOURS,
+        turned=turned_resolution(answer),
     )
 
 
@@ -190,11 +194,15 @@ def settings(page: PageContext) -> str:
             **replaced_lengths(own, inherited),
         },
         unusual=notes,
+        turned=turned_resolution(plan_answer(page)),
+        clip_count=count_captions(project),
+        trained_sizes=trained_sizes(plan_answer(page)),
         problem=problem,
         reasons=preset_reasons(project.preset) if project.preset else {},
         card=model_choices.chosen_card(project.facts),
         fields=shown_fields(own, base_model_of(own, inherited)),
         shown=format_value,
+        describe_values=describe_values,
         path_keys=PATH_KEYS,
         takes=takes,
         prompt_files=prompt_files(takes, {**inherited, **own}.get("generate")),
@@ -271,13 +279,15 @@ def gallery(page: PageContext) -> str:
     rows = clips.table(project).rows.values()
     lengths = [row["source_seconds"] for row in rows if row["source_seconds"]]
     first = first_model(card, lengths)
+    families = model_choices.families_for(card, project.preset, first.preset)
     hours = plan_server.read_answer(studio_file(project, "hours"))
     return render(
         "setup_presets",
         project=project,
         own=own_presets,
         damaged=damaged_presets,
-        families=model_choices.families_for(card, project.preset, first.preset),
+        families=families,
+        larger=model_choices.smallest_larger(families, card),
         first=first,
         card=card,
         card_groups=model_choices.card_groups(),

@@ -13,7 +13,7 @@ from videotune.queue.entries import QueueEntry
 from videotune.queue.jobs import QueuedJob
 from videotune.reporter.outcome import FINISHED_STATES
 from videotune.reporter.read import Run, mapping
-from videotune.studio import clip_row, clips, gpu, projects, run_states
+from videotune.studio import clip_row, clip_words, clips, gpu, projects, run_states
 from videotune.studio.clip_row import ClipRow
 from videotune.studio.form import inherited_values
 from videotune.studio.project_plan import plan_answer
@@ -108,11 +108,20 @@ def _clips_stage(project: Project, rows: list[ClipRow]) -> Stage:
     unusable = [row for row in rows if clip_row.state_of(row) == "unusable"]
     if unusable and not project.facts.get("allow_skips"):
         text += f", {len(unusable)} cannot be used"
-        action = f"Mend or leave out {counted(len(unusable), 'clip')}"
+        verb = _verb_for(unusable)
+        action = f"{verb} {counted(len(unusable), 'clip')}"
         return Stage(
             "clips", "blocked", text, "data", action, clips="unusable", part="tiles"
         )
     return Stage("clips", "done", text, "data")
+
+
+def _verb_for(unusable: list[ClipRow]) -> str:
+    """Return what the buttons of the clips' cards do: "Remove", or "Mend or remove"."""
+    actions = {action for row in unusable for action in clip_words.clip_actions(row)}
+    if actions <= {"bin"}:
+        return "Remove"
+    return "Mend or remove" if "bin" in actions else "Mend"
 
 
 def _captions_stage(project: Project, rows: list[ClipRow]) -> Stage:
@@ -123,7 +132,9 @@ def _captions_stage(project: Project, rows: list[ClipRow]) -> Stage:
     if not own_rows:
         return Stage("captions", "done", "come with the datasets", "data")
     if not missing:
-        return Stage("captions", "done", "each clip has one", "data")
+        has_all = all(row["caption"] for row in own_rows)
+        text = "each clip has one" if has_all else "each usable clip has one"
+        return Stage("captions", "done", text, "data")
 
     text = f"{len(missing)} of {len(own_rows)} missing"
     if projects.draft(project).get("missing_caption") == "skip":

@@ -139,6 +139,11 @@ class SamplingCallback(Callback):
         config = trainer.job.config
         updates = updates_of(trainer.family, config, settings, quiet=True)
         progress_bar = bar(f"{self.title} at step {step}")
+
+        def report_progress(done: int) -> None:
+            progress.update(done, len(samples))
+            trainer.heartbeat.progress(self.title, done, len(samples))
+
         # In this order, the weights are restored even if the sampling is interrupted.
         with (
             trainer.averaged(),
@@ -152,7 +157,7 @@ class SamplingCallback(Callback):
                 settings,
                 cache(trainer.text_states),
                 samples,
-                on_done=lambda done: progress.update(done, len(samples)),
+                on_done=report_progress,
                 conditions=conditions,
                 isolated=not config.video_config.use_temporal_attention,
                 updates=updates,
