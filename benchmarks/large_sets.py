@@ -1,20 +1,27 @@
 """What a large set costs: seconds, memory, and how both grow with the number of clips.
 
     python benchmarks/large_sets.py [--sizes 1000 10000 100000] [--cold 100 300 1000]
-        [--folder DIR] [--json FILE] [--tiny]
+        [--first 1000 10000 100000] [--folder DIR] [--json FILE] [--tiny]
 
 Each reading runs in its own process, and begins after the imports.
 
 cold      ``check`` of real clips that no index knows: each is hashed, decoded and scanned.
+first     the same of many small files: what a decoder would find is stood in.
 known     ``check`` of clips that the index knows, as after a change of the settings.
 again     the same ``check`` once more, no file changed.
 start     a run's job, its buckets and the draws of its first step, no file changed.
 draws     seconds of the draws of 64 steps, at ten places of the run.
 
-The clips of ``cold`` are different videos. Those of the others are stand-ins: hard links
-to one video, with rows in the index as if each had been scanned, pictures of their own
-included. All else is the real code: every file is listed, compared and opened, every
-window placed. ``windows`` is how many there are.
+The clips of ``cold`` are different videos. Those of ``first`` are different small files;
+the processes that open clips hash them, and answer as if each were a video with pictures
+of its own. Those of the others are stand-ins: hard links to one video, with rows in the
+index as if each had been scanned. All else is the real code: every file is listed,
+compared and opened, every window placed. ``windows`` is how many there are.
+
+``peak_mb`` is the memory at its peak above that before; ``anonymous_mb`` that part of it
+that is not pages of files, which the system takes back when it needs them; ``held_mb`` the
+memory when the reading has ended and its result is still there. ``bytes_a_clip`` is how
+much each grows from one size to the next.
 
 "exponents" are those of n^k between one size and the next. Libraries below 5,000 clips
 are not kept for the next start, so ``again`` is ``known`` there.
@@ -25,6 +32,7 @@ import base64
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -32,14 +40,18 @@ import time
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
+from threading import Event, Thread
+from types import TracebackType
 from typing import Any
 
 import av
 import numpy as np
 
+from videotune.data import worker_process, workers
 from videotune.data.content_scan import ContentScan
 from videotune.data.index_database import FileRow, IndexDatabase
 from videotune.data.media_index import INDEX_NAME, INDEX_VERSION
+from videotune.data.media_info import MediaInfo
 from videotune.data.probe import probe
 
 PARTS = ("known", "again", "start", "draws")
@@ -48,6 +60,18 @@ FOLDER_SIZE = 1000
 
 FRAMES = 160
 BATCH = 64
+
+SAMPLED_EVERY = 0.02
+"""Seconds between two looks at the memory that is not pages of files."""
+
+STAND_IN_PROGRAM = f"""
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from large_sets import answer_with_stand_ins
+answer_with_stand_ins()
+"""
+"""Program of the processes that open clips in ``first``."""
 
 
 def write_video(path: Path, seed: int, frames: int) -> None:
@@ -122,6 +146,78 @@ def make_stand_ins(folder: Path, count: int) -> None:
     database.close()
 
 
+def make_files(folder: Path, count: int) -> None:
+    """Write ``count`` small files that all differ, each with a caption of its own."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for number in range(count):
+        path = folder / f"{number // FOLDER_SIZE:05d}/v{rng.integers(2**40):010x}.mp4"
+        if number % FOLDER_SIZE == 0:
+            path.parent.mkdir()
+        path.write_bytes(rng.bytes(64 + number % 1999))
+        text = f"a person walks along street {number} in the evening, slowly"
+        path.with_suffix(".txt").write_text(text)
+
+
+def stand_in_info(path: str) -> MediaInfo:
+    """Return media info as ``probe`` does, of a video that is not there."""
+    first_bytes = Path(path).read_bytes()[:2]
+    frames = FRAMES + first_bytes[0]
+    return MediaInfo(
+        path=path,
+        codec="h264",
+        width=128,
+        height=96,
+        ticks=tuple(range(0, 1024 * frames, 1024)),
+        frame_seconds=1 / 16,
+        fps=16.0,
+        keyframes=tuple(range(0, frames, 50)),
+        container="mov,mp4,m4a,3gp,3g2,mj2",
+        time_base=(1, 16384),
+    )
+
+
+def stand_in_scan(info: MediaInfo, until: float) -> ContentScan:
+    """Return a content scan of pictures that depend on the file's bytes."""
+    content = Path(info.path).read_bytes()
+    rng = np.random.default_rng(list(content[:64]))
+    return ContentScan(until, signatures=tuple(picture_of(rng) for _ in range(3)))
+
+
+def answer_with_stand_ins() -> None:
+    """Answer requests of the pool as its processes do, without a decoder."""
+    worker_process.probe = stand_in_info  # type: ignore[assignment]
+    worker_process.scan_content = stand_in_scan  # type: ignore[assignment]
+    worker_process.main()
+
+
+class AnonymousPeak:
+    """While entered, looks at the memory that is not pages of files, again and again."""
+
+    def __init__(self) -> None:
+        self.mb = memory("RssAnon")
+        self._has_ended = Event()
+        self._thread = Thread(target=self._watch, daemon=True)
+
+    def _watch(self) -> None:
+        while not self._has_ended.wait(SAMPLED_EVERY):
+            self.mb = max(self.mb, memory("RssAnon"))
+
+    def __enter__(self) -> "AnonymousPeak":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._has_ended.set()
+        self._thread.join()
+        self.mb = max(self.mb, memory("RssAnon"))
+
+
 def memory(field: str) -> float:
     """Return a field of this process's status in MB."""
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -160,6 +256,8 @@ def measure(part: str, folder: Path) -> dict[str, Any]:
     from videotune.latent_cache.batches import draws_of
     from videotune.models.registry import find
 
+    if part == "first":
+        workers._PROGRAM = STAND_IN_PROGRAM
     overrides = to_overrides(None, {"data": str(folder), "preset": "toy"}, None)
     resolved = resolve_config(overrides, planning=True)
     family = find(resolved[1].name)
@@ -169,23 +267,27 @@ def measure(part: str, folder: Path) -> dict[str, Any]:
         _ = draws_of(source, 1)
 
     before = memory("VmRSS")
+    anonymous_before = memory("RssAnon")
     begun = time.perf_counter()
     cpu_begun = time.process_time()
-    if part == "start":
-        job = open_job(*resolved)
-        _ = draws_of(stand_in_source(job, family), 1)
-        windows = len(job.library.windows)
-    elif source is not None:
-        for step in range(1, 640_001, 1000):
-            _ = draws_of(source, step)
-        windows = sum(len(bucket) for bucket in source.buckets)
-    else:
-        job = check(data=str(folder)).job
-        windows = len(job.library.windows)
+    with AnonymousPeak() as anonymous:
+        if part == "start":
+            job = open_job(*resolved)
+            _ = draws_of(stand_in_source(job, family), 1)
+            windows = len(job.library.windows)
+        elif source is not None:
+            for step in range(1, 640_001, 1000):
+                _ = draws_of(source, step)
+            windows = sum(len(bucket) for bucket in source.buckets)
+        else:
+            job = check(data=str(folder)).job
+            windows = len(job.library.windows)
     return {
         "seconds": round(time.perf_counter() - begun, 3),
         "cpu_seconds": round(time.process_time() - cpu_begun, 3),
         "peak_mb": round(memory("VmHWM") - before, 1),
+        "anonymous_mb": round(anonymous.mb - anonymous_before, 1),
+        "held_mb": round(memory("VmRSS") - before, 1),
         "windows": windows,
     }
 
@@ -219,11 +321,24 @@ def exponents(readings: dict[int, dict[str, Any]], field: str) -> list[float]:
     return steps
 
 
+def bytes_a_clip(readings: dict[int, dict[str, Any]], field: str) -> list[int]:
+    """Return how many bytes a field of megabytes grows by a clip, from each size to the
+    next.
+    """
+    sizes = sorted(readings)
+    slopes = []
+    for smaller, larger in pairwise(sizes):
+        growth = readings[larger][field] - readings[smaller][field]
+        slopes.append(round(growth * 2**20 / (larger - smaller)))
+    return slopes
+
+
 def main() -> None:
     """Make the sets and take all readings."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="*", default=[1000, 10_000, 100_000])
     parser.add_argument("--cold", type=int, nargs="*", default=[100, 300, 1000])
+    parser.add_argument("--first", type=int, nargs="*", default=[1000, 10_000, 100_000])
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--part")
@@ -235,14 +350,22 @@ def main() -> None:
     if arguments.tiny:
         arguments.sizes = [60, 120]
         arguments.cold = [4, 8]
+        arguments.first = [60, 120]
 
     home = arguments.folder or Path(tempfile.mkdtemp())
-    results: dict[str, dict[int, dict[str, Any]]] = {"cold": {}}
+    results: dict[str, dict[int, dict[str, Any]]] = {"cold": {}, "first": {}}
     for size in arguments.cold:
         folder = home / f"real-{size}"
         if not folder.exists():
             make_real(folder, size)
         results["cold"][size] = in_process("cold", folder)
+    for size in arguments.first:
+        folder = home / f"files-{size}"
+        if not folder.exists():
+            make_files(folder, size)
+        for cache in (folder / ".videotune-cache", home / "caches"):
+            shutil.rmtree(cache, ignore_errors=True)
+        results["first"][size] = in_process("first", folder)
     for size in arguments.sizes:
         folder = home / f"set-{size}"
         if not folder.exists():
@@ -257,7 +380,14 @@ def main() -> None:
         "exponents": {
             part: {
                 field: exponents(readings, field)
-                for field in ("cpu_seconds", "peak_mb")
+                for field in ("cpu_seconds", "peak_mb", "anonymous_mb")
+            }
+            for part, readings in results.items()
+        },
+        "bytes_a_clip": {
+            part: {
+                field: bytes_a_clip(readings, field)
+                for field in ("peak_mb", "anonymous_mb", "held_mb")
             }
             for part, readings in results.items()
         },

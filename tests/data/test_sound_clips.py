@@ -22,7 +22,8 @@ from tests.support.sounds import (
     write_sounding_folder,
 )
 from videotune.data.buckets import buckets
-from videotune.data.media_index import Examined, MediaIndex
+from videotune.data.index_rows import Examined
+from videotune.data.media_index import MediaIndex
 from videotune.data.probe import probe
 from videotune.data.remarks import code_of
 from videotune.data.sound import read_sound

@@ -21,7 +21,8 @@ from tests.support.clips import noise, write_clip
 from tests.support.index_files import read_index, write_index
 from videotune.commands.cache import verify_cache
 from videotune.data.file_checks import refuse_linked_folder
-from videotune.data.media_index import Examined, MediaIndex
+from videotune.data.index_rows import Examined
+from videotune.data.media_index import MediaIndex
 from videotune.errors import VideotuneError
 from videotune.files import write_json
 from videotune.latent_cache.encode import cut_captions, tensors_of

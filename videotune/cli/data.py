@@ -138,7 +138,7 @@ def explain_exit_code(result: CheckResult, allow_skips: str | None) -> int:
     """Return the exit code; print its reason if it is not 0."""
     # they read clips: not for --help
     from videotune.commands.check import uncaptioned_example
-    from videotune.data.candidates import caption_advice
+    from videotune.data.captions import caption_advice
     from videotune.job.skips import crop_blocker, refuse_skips
 
     account = result.account

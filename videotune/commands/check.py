@@ -27,7 +27,7 @@ DEFAULT_PRESET = "toy"
 UNCOUNTED = "captions were not counted in tokens"
 """How the note begins that nothing was counted."""
 
-COUNTED_TOGETHER = 50_000
+COUNTED_TOGETHER = 5000
 """Clips whose captions are counted in tokens at once."""
 
 
@@ -154,6 +154,8 @@ def captions_too_long(job: Job) -> dict[str, int] | None:
     """Return the tokens of the longest caption of each clip that has one longer than the
     model reads, by the clip's path. None if they cannot be counted.
     """
+    if job.base is None:
+        return None
     too_long = {}
     clips = job.library.clips
     for first in range(0, max(1, len(clips)), COUNTED_TOGETHER):

@@ -4,25 +4,15 @@ skipped.
 A candidate gets media info and content scan first, then size, windows and captions.
 """
 
-from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from pathlib import PurePosixPath
 
 from videotune.config.data_schema import Dataset, VideoConfig
 from videotune.config.schema import Config
 from videotune.data.caption_variants import trained_captions
-from videotune.data.captions import (
-    join_lines,
-    read_caption_text,
-    split_variants,
-)
 from videotune.data.clip_file import ClipFile, Role, repeats_of
 from videotune.data.clip_sizes import Size, SizeChoices, choose_size
-from videotune.data.companion_files import FOLDER_OF_ROLE
-from videotune.data.companions import Companion, alpha_mask, check_companion
+from videotune.data.companions import Companion
 from videotune.data.content_scan import ContentScan
 from videotune.data.file_checks import ClipProblem
 from videotune.data.frame_counts import shrink_factor
@@ -37,10 +27,8 @@ from videotune.data.mirroring import word_against_mirroring
 from videotune.data.sound_scan import SoundScan
 from videotune.data.sound_windows import mark_sound
 from videotune.data.tone_mapping import id_of_pixels
-from videotune.errors import VideotuneError
 from videotune.model_spec import VideoRules
-from videotune.text import counted
-from videotune.types import Clip, Pacing
+from videotune.types import Clip, ClipShape, Pacing
 
 
 @dataclass(slots=True)
@@ -102,9 +90,7 @@ class Candidate:
     @property
     def lacks_only_caption(self) -> bool:
         """Whether it would be used if it had a caption."""
-        problem = self.problem
-        has_windows = bool(self.placement.windows)
-        return bool(problem and problem.reason.endswith("_caption") and has_windows)
+        return lacks_only_caption(self.problem, bool(self.placement.windows))
 
     @property
     def path(self) -> str:
@@ -218,13 +204,16 @@ class Candidate:
             (role, companion.file_id) for role, companion in self.companions.items()
         )
         windows = []
+        shapes: dict[ClipShape, ClipShape] = {}
         for window in placement.windows:
-            shape = replace(window.shape, height=height, width=width)
+            if window.shape not in shapes:
+                shape = replace(window.shape, height=height, width=width)
+                shapes[window.shape] = shape
             windows.append(
                 replace(
                     window,
                     clip_id=self.clip_id,
-                    shape=shape,
+                    shape=shapes[window.shape],
                     resize=resize,
                     companions=tuple(companions),
                 )
@@ -244,257 +233,6 @@ class Candidate:
             self.placement = replace(self.placement, windows=tuple(windows))
 
 
-def prepare_candidates(
-    candidates: Sequence[Candidate], config: Config, rules: VideoRules
-) -> None:
-    """Set each candidate's size, windows and captions, or its problem.
-
-    Raises:
-        VideotuneError: if captions are missing and the config does not allow that.
-    """
-    first_by_content: dict[str, Candidate] = {}
-    for candidate in _originals_first(candidates, config):
-        try:
-            _prepare(candidate, first_by_content, config, rules)
-        except ClipProblem as problem:
-            candidate.problem = problem
-        else:
-            first_by_content[candidate.content_id] = candidate
-
-    without_caption = []
-    for candidate in candidates:
-        problem_of_file = candidate.problem
-        if problem_of_file and problem_of_file.reason.endswith("_caption"):
-            without_caption.append(candidate)
-    if without_caption and config.missing_caption != "skip":
-        others = [
-            candidate
-            for candidate in candidates
-            if candidate.problem is not None
-            and not candidate.problem.reason.endswith("_caption")
-        ]
-        raise VideotuneError(
-            caption_message(
-                _with_details(without_caption),
-                _with_details(others),
-                clip_count=len(candidates),
-                example=without_caption[0].file.expected_caption,
-            )
-        )
-
-
-def _originals_first(
-    candidates: Sequence[Candidate], config: Config
-) -> list[Candidate]:
-    """Return the candidates with the original of several copies before them.
-
-    The original is the copy in the earliest dataset; there, one with a caption; of
-    these, the one with the shortest name: "kitten.mp4", not "kitten (1).mp4".
-    """
-    datasets = list(dict.fromkeys(id(candidate.dataset) for candidate in candidates))
-    counts = Counter(candidate.content_id for candidate in candidates)
-
-    def preference(candidate: Candidate) -> tuple[int, bool, int]:
-        if counts[candidate.content_id] == 1:
-            return datasets.index(id(candidate.dataset)), False, 0
-        has_caption = False
-        with suppress(ClipProblem):
-            has_caption = any(_captions_of(candidate.file, config).texts)
-        name_length = len(candidate.relative.name)
-        return datasets.index(id(candidate.dataset)), not has_caption, name_length
-
-    return sorted(candidates, key=preference)
-
-
-def _prepare(
-    candidate: Candidate,
-    first_by_content: dict[str, Candidate],
-    config: Config,
-    rules: VideoRules,
-) -> None:
-    """Set one candidate's companions, size, windows and captions.
-
-    Args:
-        candidate: has media info and content scan, or a problem.
-        first_by_content: usable candidates before it, by the hash of their bytes.
-        config: the run's config.
-        rules: frames and sizes that the model accepts.
-
-    Raises:
-        ClipProblem: if the candidate cannot be used.
-    """
-    _refuse_unusable(candidate, first_by_content, config)
-    _attach_and_check_companions(candidate, config)
-    _fill(candidate, config, rules)
-
-
-def _refuse_unusable(
-    candidate: Candidate, first_by_content: dict[str, Candidate], config: Config
-) -> None:
-    """Raise ClipProblem for a missing file, a copy, and a file with a problem."""
-    if not candidate.file.exists:
-        raise ClipProblem(
-            "missing_file",
-            f"{candidate.file.metadata_row} lists it, but it does not exist",
-        )
-
-    # A copy is reported as a duplicate even if it has another problem. Without media
-    # info (unreadable under its own suffix) its own problem is reported.
-    original = first_by_content.get(candidate.content_id)
-    if original is not None and candidate.info is not None:
-        raise _duplicate_problem(candidate, original, config)
-    if candidate.problem is not None:
-        raise candidate.problem
-
-
-def _attach_and_check_companions(candidate: Candidate, config: Config) -> None:
-    """Attach the mask of an alpha channel; raise ClipProblem if a companion that the run
-    needs is missing or cannot be used.
-    """
-    has_mask_file = "loss_mask" in candidate.companions
-    if config.loss_mask.is_used and candidate.media.transparent and not has_mask_file:
-        mask = alpha_mask(candidate.clip_id, candidate.media)
-        candidate.companions["loss_mask"] = mask
-    for companion in candidate.companions.values():
-        check_companion(companion, candidate.media)
-    for role, folder in FOLDER_OF_ROLE.items():
-        if role in config.condition_types and role not in candidate.companions:
-            raise ClipProblem(
-                f"no_{role}",
-                f"the run learns from {folder}, but {folder}/ beside videos/ has no file of its name, "
-                "and no metadata file names one",
-            )
-
-
-def _fill(candidate: Candidate, config: Config, rules: VideoRules) -> None:
-    """Set size, windows and captions of a candidate without a problem so far."""
-    candidate.place_windows(config, rules)
-    damaged_at = candidate.scan.damaged_at if candidate.scan is not None else None
-    if damaged_at is not None and damaged_at < max(candidate.placement.shown_until):
-        raise ClipProblem(
-            "decode_error",
-            f"its frames are damaged from {damaged_at:.2f} s on, within its windows",
-        )
-    candidate.media.release()
-    candidate.captions, candidate.caption_texts = _captions_of(candidate.file, config)
-
-
-def _duplicate_problem(
-    candidate: Candidate, original: Candidate, config: Config
-) -> ClipProblem:
-    """Build the problem of a file with the same bytes as an earlier one."""
-    detail = f"has the same bytes as {original.relative}"
-    # Without a caption of its own there is nothing to compare.
-    with suppress(ClipProblem):
-        captions = _captions_of(candidate.file, config).variants
-        if not set(captions) <= set(original.captions):
-            detail += (
-                ", whose captions are used; its own captions differ and are not used"
-            )
-    return ClipProblem("duplicate", detail)
-
-
-class _Captions(NamedTuple):
-    """A clip's caption."""
-
-    variants: tuple[str, ...]
-    """What a sample may read: it draws one of them."""
-    texts: tuple[str, ...]
-    """What was written, of which the variants were made."""
-
-
-def _captions_of(file: ClipFile, config: Config) -> _Captions:
-    """Read the variants of a clip's caption, or the config's substitute for a missing
-    one.
-
-    Raises:
-        ClipProblem: if there is no caption and the config does not allow that.
-    """
-    try:
-        texts = _read_texts(file)
-    except ClipProblem as problem:
-        is_missing = problem.reason in ("missing_caption", "empty_caption")
-        if is_missing and config.missing_caption == "text":
-            return _Captions((config.missing_caption_text or "",), ())
-        if is_missing and config.missing_caption == "empty":
-            return _Captions(("",), ())
-        raise
-
-    if config.caption_lines == "join":
-        return _Captions(tuple(join_lines(text) for text in texts), texts)
-    return _Captions(split_variants("\n".join(texts)), texts)
-
-
-def _read_texts(file: ClipFile) -> tuple[str, ...]:
-    """Read captions from the metadata file if it lists the clip, else from its text
-    file.
-    """
-    if file.metadata_texts is not None:
-        if not file.metadata_texts:
-            raise ClipProblem(
-                "empty_caption", f"{file.metadata_row} has no text for it"
-            )
-        return file.metadata_texts
-
-    if file.caption_file is None:
-        raise ClipProblem("missing_caption", file.missing_detail)
-    return (read_caption_text(file.caption_file),)
-
-
-def caption_message(
-    without_caption: Sequence[tuple[str, str]],
-    others: Sequence[tuple[str, str]] = (),
-    *,
-    clip_count: int,
-    example: Path,
-) -> str:
-    """Describe the clips without a usable caption, and what to do.
-
-    Args:
-        without_caption: (path, what is wrong with it) of each.
-        others: those that would be skipped for another reason.
-        clip_count: how many clips there are in all.
-        example: the text file that one of them lacks.
-    """
-    count = len(without_caption)
-    lines = ["1 clip has no usable caption:"]
-    if count > 1:
-        lines = [f"{count} clips have no usable caption:"]
-    lines += _listed(without_caption)
-    if others:
-        lines.append(f"{counted(len(others), 'other file')} cannot be used either:")
-        lines += _listed(others)
-
-    skipped = count + len(others)
-    lines.append(caption_advice(example))
-    if skipped < clip_count:
-        lines.append(f"Or go on without these files: --allow-skips {skipped}.")
-    lines.append(
-        "With --set missing_caption=empty clips without a caption are trained with no words."
-    )
-    return "\n".join(lines)
-
-
-def caption_advice(example: Path) -> str:
-    """Return how captions get written, with the text file that a clip lacks."""
-    return (
-        f'Write one for each, in UTF-8: a text file such as {example} with the line "a '
-        'kitten walks on grass", or let `videotune caption` write them.'
-    )
-
-
-def _with_details(candidates: Sequence[Candidate]) -> list[tuple[str, str]]:
-    """Return the path of each candidate, and what is wrong with it."""
-    rows = []
-    for candidate in candidates:
-        assert candidate.problem is not None
-        rows.append((str(candidate.path), candidate.problem.detail))
-    return rows
-
-
-def _listed(rows: Sequence[tuple[str, str]]) -> list[str]:
-    """Return a line for each of the first ten."""
-    lines = [f"  {path}: {detail}" for path, detail in rows[:10]]
-    if len(rows) > 10:
-        lines.append(f"  … and {len(rows) - 10} more")
-    return lines
+def lacks_only_caption(problem: ClipProblem | None, has_windows: bool) -> bool:
+    """Return whether a file would be used if it had a caption."""
+    return bool(problem and problem.reason.endswith("_caption") and has_windows)

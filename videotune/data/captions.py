@@ -2,12 +2,16 @@
 
 import re
 import unicodedata
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from videotune.data.file_checks import ClipProblem
+from videotune.data.packed_rows import TextNumbers
 from videotune.data.remarks import Remark
+from videotune.text import counted
 
 LONG_CAPTION = 512
 """Words beyond which every model's text encoder truncates a caption."""
@@ -212,30 +216,114 @@ def _is_invisible(char: str) -> bool:
     return category in ("Cc", "Cn", "Co", "Cs", "Zl", "Zp") and char not in "\t\n\r"
 
 
+class SharedCaptions:
+    """Finds the caption that most clips of a dataset share.
+
+    Such a caption teaches nothing that a trigger word would not.
+    """
+
+    def __init__(self) -> None:
+        self._texts = TextNumbers()
+        self._clip_of_text = array("i")
+        self._clips = 0
+
+    def add(self, variants: Iterable[str]) -> None:
+        """Add the variants of the next clip's caption."""
+        for text in _with_single_spaces(variants):
+            self._texts.add(text)
+            self._clip_of_text.append(self._clips)
+        self._clips += 1
+
+    def hints(self, variants_of: Callable[[int], Iterable[str]]) -> list[str]:
+        """Return hints; none of them is an error.
+
+        Args:
+            variants_of: returns the variants of a clip by its number, from 0.
+        """
+        if self._clips < MIN_CLIPS_TO_COMPARE or not self._clip_of_text:
+            return []
+        number_of_text, first_texts = self._texts.number_all()
+        counts = np.bincount(number_of_text)
+        commonest = int(counts.argmax())
+        count = int(counts[commonest])
+        if count <= self._clips / 2:
+            return []
+
+        clip = self._clip_of_text[first_texts[commonest]]
+        for text in _with_single_spaces(variants_of(clip)):
+            if self._texts.number_of(text) == commonest:
+                break
+        description = "an empty caption"
+        if text:
+            ellipsis = "…" if len(text) > 60 else ""
+            description = f'the same caption ("{text[:60]}{ellipsis}")'
+        hint = f"{count} of {self._clips} clips have {description}; describe what each one shows"
+        return [Remark("captions_alike", hint)]
+
+
+def _with_single_spaces(variants: Iterable[str]) -> dict[str, None]:
+    """Return the different variants, with one space wherever there is any."""
+    return dict.fromkeys(" ".join(variant.split()) for variant in variants)
+
+
 def lint_captions(captions: Mapping[str, Iterable[str]]) -> list[str]:
     """Return hints on the captions of a dataset; none of them is an error.
-
-    A caption that more than half of the clips share teaches nothing that a trigger word
-    would not.
 
     Args:
         captions: variants by clip.
     """
-    if len(captions) < MIN_CLIPS_TO_COMPARE:
-        return []
+    shared = SharedCaptions()
+    variants = list(captions.values())
+    for variants_of_clip in variants:
+        shared.add(variants_of_clip)
+    return shared.hints(variants.__getitem__)
 
-    clips_by_caption: Counter[str] = Counter()
-    for variants in captions.values():
-        clips_by_caption.update({" ".join(variant.split()) for variant in variants})
-    if not clips_by_caption:
-        return []
 
-    text, count = clips_by_caption.most_common(1)[0]
-    if count <= len(captions) / 2:
-        return []
-    description = "an empty caption"
-    if text:
-        ellipsis = "…" if len(text) > 60 else ""
-        description = f'the same caption ("{text[:60]}{ellipsis}")'
-    text = f"{count} of {len(captions)} clips have {description}; describe what each one shows"
-    return [Remark("captions_alike", text)]
+def caption_message(
+    without_caption: Sequence[tuple[str, str]],
+    others: Sequence[tuple[str, str]] = (),
+    *,
+    clip_count: int,
+    example: Path,
+) -> str:
+    """Describe the clips without a usable caption, and what to do.
+
+    Args:
+        without_caption: (path, what is wrong with it) of each.
+        others: those that would be skipped for another reason.
+        clip_count: how many clips there are in all.
+        example: the text file that one of them lacks.
+    """
+    count = len(without_caption)
+    lines = ["1 clip has no usable caption:"]
+    if count > 1:
+        lines = [f"{count} clips have no usable caption:"]
+    lines += _listed(without_caption)
+    if others:
+        lines.append(f"{counted(len(others), 'other file')} cannot be used either:")
+        lines += _listed(others)
+
+    skipped = count + len(others)
+    lines.append(caption_advice(example))
+    if skipped < clip_count:
+        lines.append(f"Or go on without these files: --allow-skips {skipped}.")
+    lines.append(
+        "With --set missing_caption=empty clips without a caption are trained with no words."
+    )
+    return "\n".join(lines)
+
+
+def caption_advice(example: Path) -> str:
+    """Return how captions get written, with the text file that a clip lacks."""
+    return (
+        f'Write one for each, in UTF-8: a text file such as {example} with the line "a '
+        'kitten walks on grass", or let `videotune caption` write them.'
+    )
+
+
+def _listed(rows: Sequence[tuple[str, str]]) -> list[str]:
+    """Return a line for each of the first ten."""
+    lines = [f"  {path}: {detail}" for path, detail in rows[:10]]
+    if len(rows) > 10:
+        lines.append(f"  … and {len(rows) - 10} more")
+    return lines

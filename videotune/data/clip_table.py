@@ -14,9 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from videotune.data.media_info import MediaInfo
+from videotune.data.packed_rows import PackedTexts, release_pages
 from videotune.types import Clip, Pacing
 
 Row = TypeVar("Row")
+
+RELEASED_AFTER = 1 << 24
+"""Bytes of rows that were read in turn, after which their pages leave memory."""
 
 
 class IdArray(Sequence[str]):
@@ -34,6 +38,8 @@ class IdArray(Sequence[str]):
         """Return ids as an array."""
         if isinstance(ids, IdArray):
             return ids
+        if isinstance(ids, PackedTexts):
+            return cls(ids.fixed_width())
         return cls(np.array([name.encode() for name in ids], np.bytes_))
 
     def __len__(self) -> int:
@@ -106,8 +112,13 @@ class RowFile(Sequence[Row]):
         return self._convert(json.loads(self._content[begin:end]))
 
     def __iter__(self) -> Iterator[Row]:
+        released_at = 0
         for position in range(len(self)):
             yield self[position]
+            read_bytes = int(self._offsets[position]) - released_at
+            if read_bytes > RELEASED_AFTER and isinstance(self._content, mmap.mmap):
+                release_pages(self._content)
+                released_at += read_bytes
 
 
 class MappedRows(Sequence[Row]):

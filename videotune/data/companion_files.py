@@ -73,14 +73,13 @@ class CompanionFiles:
         self._settings = settings
         media = [path for path in files if path.lower().endswith(CLIP_SUFFIXES)]
         folders = {os.path.dirname(path) for path in media}
-        self._stems = {os.path.splitext(path)[0] for path in media}
         self._folders = self._find_companion_folders(media, folders)
 
         self.paths: set[str] = set()
         """Files that are companions and therefore no clips."""
         self._by_stem: dict[str, str] = {}
         """Path of a companion by that path without its suffix."""
-        for path in sorted([*media, *outside]):
+        for path in sorted([*media, *outside]) if outside or self._folders else ():
             if path in outside or self._is_in_companion_folder(path):
                 self._by_stem.setdefault(os.path.splitext(path)[0], path)
                 self.paths.add(path)
@@ -207,10 +206,13 @@ class CompanionFiles:
             else:
                 undecided.add(folder)
 
-        for path in media if undecided else ():
+        if not undecided:
+            return companion_folders
+        stems = {os.path.splitext(path)[0] for path in media}
+        for path in media:
             for folder in undecided.intersection(_parents(path)):
                 name = os.path.relpath(os.path.splitext(path)[0], folder)
-                if os.path.join(os.path.dirname(folder), name) in self._stems:
+                if os.path.join(os.path.dirname(folder), name) in stems:
                     companion_folders.add(folder)
         return companion_folders
 
@@ -219,13 +221,15 @@ class CompanionFiles:
 
     def _find_labels(self, media: Sequence[str]) -> dict[str, str]:
         """Return the masks next to their clips, by the clip's path without suffix."""
-        labels = {}
+        paths_by_stem = {}
         for path in media:
             stem = os.path.splitext(path)[0]
-            clip_stem = stem.removesuffix(MASK_LABEL)
-            if clip_stem != stem and clip_stem in self._stems:
-                labels[clip_stem] = path
-        return labels
+            if stem.endswith(MASK_LABEL):
+                paths_by_stem[stem.removesuffix(MASK_LABEL)] = path
+        if not paths_by_stem:
+            return {}
+        stems = {os.path.splitext(path)[0] for path in media}
+        return {stem: path for stem, path in paths_by_stem.items() if stem in stems}
 
     def _find_start_images(self, media: Sequence[str]) -> dict[str, str]:
         """Return the start images by the path of their video."""

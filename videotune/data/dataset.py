@@ -4,19 +4,21 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from videotune.config.data_schema import Dataset, VideoConfig
 from videotune.config.schema import Config
 from videotune.data.archives import ARCHIVE_SUFFIXES, FileProgressFn, silent
-from videotune.data.candidates import Candidate, prepare_candidates
-from videotune.data.clip_file import CLIP_SUFFIXES, ClipFile
+from videotune.data.candidate_table import CandidateTable, DatasetSettings
+from videotune.data.clip_comparison import compare_clips
+from videotune.data.clip_file import CLIP_SUFFIXES, ClipFile, Role
 from videotune.data.clip_sizes import SizeChoices, parse_resolution
 from videotune.data.clip_table import map_rows
 from videotune.data.companion_files import CompanionSettings
-from videotune.data.companions import used_companions
-from videotune.data.dataset_notes import notes_on_clips, notes_on_enlarged
+from videotune.data.companions import Companion, used_companions
 from videotune.data.file_checks import ClipProblem, refuse_links
 from videotune.data.frame_counts import (
     planned_frames,
@@ -39,13 +41,12 @@ from videotune.data.library_snapshot import (
     read_snapshot,
 )
 from videotune.data.locations import Location, open_location
-from videotune.data.mask_notes import notes_on_masks
 from videotune.data.media_index import MediaIndex
 from videotune.data.metadata_files import Columns
 from videotune.data.object_store import is_object_url
-from videotune.data.picture_matching import SourceClip, near_duplicates
+from videotune.data.packed_rows import PackedPaths, TextNumbers
+from videotune.data.preparation import prepare_candidates
 from videotune.data.remarks import codes_of
-from videotune.data.source_videos import group_by_source, hold_out
 from videotune.data.window_table import (
     WindowTable,
     most_expensive_first,
@@ -80,72 +81,45 @@ def scan(
 
     inputs = _snapshot_inputs(config, rules) if index_path is not None else None
     if inputs is not None:
-        parts = read_snapshot(inputs)
-        if parts is not None:
-            return Library(**parts)
+        fields = read_snapshot(inputs)
+        if fields is not None:
+            return Library(**fields)
 
     listed = _list_files(config, rules, index_path, progress)
     candidates = listed.candidates
-    locations = listed.locations
     notes += listed.notes
 
     index = MediaIndex(index_path, progress)
-    for candidate in candidates:
-        candidate.companions = used_companions(candidate.file, config)
-    _examine(
-        [candidate for candidate in candidates if candidate.problem is None],
-        index,
-        roots=[location.root for location in locations],
-        until=config.video_config.max_duration,
-        reads_sound=config.reads_sound,
-    )
+    _examine(candidates, index, config, roots=listed.roots)
+    remember_for = inputs
+    for candidate in prepare_candidates(candidates, config, rules):
+        if remember_for is not None and not may_be_remembered(candidate, remember_for):
+            remember_for = None
 
-    prepare_candidates(candidates, config, rules)
-    usable = [candidate for candidate in candidates if candidate.problem is None]
     notes += index.notes
-    source_clips = _source_clips(usable, locations, config)
-    _mark_near_duplicates(usable, source_clips)
-    _look_at_uncaptioned(candidates, usable, locations, config)
-    source_notes = _assign_sources(usable, source_clips)
-    # Notes of ``_hold_out`` first: they may say that the validation loss is useless. Notes
-    # on file names (``_assign_sources``) follow.
-    notes += _hold_out(usable, config, rules)
-    notes += source_notes
-    for candidate in usable:
-        candidate.mirror()
-    notes += notes_on_clips(usable, config, rules)
-    notes = [
-        *notes_on_masks(candidates, usable, config),
-        *notes_on_enlarged(usable, rules),
-        *notes,
-    ]
-    parts_of_library = LibraryParts(candidates, locations, notes, rules, config.seed)
-    # A note of the index is about this scan, and would be repeated at each later start.
-    return _build_library(parts_of_library, None if index.notes else inputs)
-
-
-def _build_library(parts: LibraryParts, remember_for: Inputs | None) -> Library:
-    """Put a library together: in memory, or if it is large in files.
-
-    Args:
-        parts: what it is made of.
-        remember_for: inputs by which a later start finds the files again. None: they are
-            not kept.
-    """
-    if len(parts.candidates) < FEWEST_CLIPS:
+    if index.notes:
+        # They are about this scan, and would be repeated at each later start.
+        remember_for = None
+    notes += compare_clips(candidates, listed.locations, config, rules)
+    parts = LibraryParts(candidates, listed.locations, notes, rules, config)
+    if len(candidates) < FEWEST_CLIPS:
         return build_in_memory(parts)
-    is_lasting = may_be_remembered(parts.candidates, remember_for)
-    return build_in_files(parts, remember_for if is_lasting else None)
+    return build_in_files(parts, remember_for)
 
 
 @dataclass
 class _ListedFiles:
     """The files of all datasets, before one of them is opened."""
 
-    candidates: list[Candidate] = field(default_factory=list)
+    candidates: CandidateTable = field(default_factory=CandidateTable)
     locations: list[Location] = field(default_factory=list)
     """By dataset."""
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def roots(self) -> list[Path]:
+        """Folders of the datasets."""
+        return [location.root for location in self.locations]
 
 
 def _list_files(
@@ -165,13 +139,16 @@ def _list_files(
         listed.locations.append(location)
         listed.notes += location.notes
 
-        files, left_out = choose_evenly(location.files, dataset.max_clips)
-        for file in files:
-            candidate = Candidate(file, dataset, location, size_choices, video)
-            listed.candidates.append(candidate)
+        settings = DatasetSettings(dataset, location, size_choices, video)
+        listed.candidates.add_dataset(settings)
+        chosen, left_out = choose_evenly(len(location.files), dataset.max_clips)
+        for position in chosen:
+            file = location.files[position]
+            problem = None
             if file.frames:
-                _join_frames(candidate, cache, progress)
-        if left_out:
+                file, problem = _join_frames(file, dataset, cache, progress)
+            listed.candidates.add(file, problem)
+        if len(left_out):
             listed.notes.append(_left_out_note(dataset, location, left_out))
     return listed
 
@@ -211,81 +188,86 @@ def _open(
 
 
 def _examine(
-    candidates: Sequence[Candidate],
+    candidates: CandidateTable,
     index: MediaIndex,
+    config: Config,
     *,
     roots: Sequence[Path],
-    until: float,
-    reads_sound: bool,
 ) -> None:
     """Set media info and scans of the candidates, or their problem.
 
     Args:
         candidates: files of all datasets.
         index: the media index.
+        config: the run's config.
         roots: folders of the datasets. The index drops its entries of files that have
             vanished from them.
-        until: seconds of each clip to scan.
-        reads_sound: whether to scan the sound of clips.
     """
-    paths = [
-        candidate.file.joined_video or candidate.file.path for candidate in candidates
-    ]
-    companions = {}
-    for candidate in candidates:
-        for companion in candidate.companions.values():
+    until = config.video_config.max_duration
+    paths = PackedPaths()
+    companion_paths = PackedPaths()
+    companion_numbers = TextNumbers()
+    for _, file in candidates.files_to_examine():
+        paths.append(file.joined_video or file.path)
+        for companion in used_companions(file, config).values():
             if companion.problem is None:
-                companions[companion.path] = companion
+                companion_paths.append(companion.path)
+                companion_numbers.add(str(companion.path))
 
-    examined = index.examine([*paths, *companions], roots, until)
-    clips = examined[: len(paths)]
-    if reads_sound:
-        clips = index.listen(list(zip(paths, clips, strict=True)), until)
-    for candidate, result in zip(candidates, clips, strict=True):
-        candidate.content_id = candidate.file.content_id or result.id
-        candidate.info = result.info
-        candidate.scan = result.scan
-        candidate.sound = result.sound
-        candidate.problem = result.problem
+    count = len(paths)
+    _, first_companions = companion_numbers.number_all()
+    for position in first_companions.tolist():
+        paths.append(companion_paths[position])
+    results = index.examine(paths, roots, until)
+    clips = results
+    if config.reads_sound:
+        clips = index.listen(
+            list(zip(paths[:count], results[:count], strict=True)), until
+        )
 
-    result_by_companion = dict(zip(companions, examined[len(paths) :], strict=True))
-    for candidate in candidates:
-        for companion in candidate.companions.values():
-            if companion.path not in result_by_companion:
-                continue
-            result = result_by_companion[companion.path]
-            companion.content_id = result.id
-            companion.info = result.info
-            companion.problem = result.problem
+    def read_companions(file: ClipFile) -> dict[Role, Companion]:
+        companions = used_companions(file, config)
+        for companion in companions.values():
+            number = companion_numbers.number_of(str(companion.path))
+            if number is not None:
+                result = results[count + number]
+                companion.content_id = result.id
+                companion.info = result.info
+                companion.problem = result.problem
+        return companions
+
+    candidates.set_examined(clips, read_companions)
 
 
-def _join_frames(candidate: Candidate, cache: Path, progress: FileProgressFn) -> None:
-    """Join the frames of a folder into a file, or set the candidate's problem."""
-    fps = candidate.dataset.frame_folder_fps
+def _join_frames(
+    file: ClipFile, dataset: Dataset, cache: Path, progress: FileProgressFn
+) -> tuple[ClipFile, ClipProblem | None]:
+    """Join the frames of a folder into a file; return it, or the folder and its problem."""
+    fps = dataset.frame_folder_fps
     assert fps is not None
     try:
-        candidate.file = join_frames(candidate.file, cache, fps, progress)
+        return join_frames(file, cache, fps, progress), None
     except ClipProblem as problem:
-        candidate.problem = problem
+        return file, problem
 
 
-def choose_evenly(
-    files: Sequence[ClipFile], most: int | None
-) -> tuple[list[ClipFile], list[ClipFile]]:
-    """Return at most ``most`` files, spread evenly over their order, and the others."""
-    count = len(files)
+def choose_evenly(count: int, most: int | None) -> tuple[Sequence[int], Sequence[int]]:
+    """Choose at most ``most`` of ``count`` files, spread evenly over their order; return
+    their positions and those of the others.
+    """
     if most is None or count <= most:
-        return list(files), []
-    chosen = {number * count // most for number in range(most)}
-    left_out = [file for index, file in enumerate(files) if index not in chosen]
-    return [files[index] for index in sorted(chosen)], left_out
+        return range(count), ()
+    is_chosen = np.zeros(count, bool)
+    is_chosen[[number * count // most for number in range(most)]] = True
+    return np.flatnonzero(is_chosen).tolist(), np.flatnonzero(~is_chosen).tolist()
 
 
 def _left_out_note(
-    dataset: Dataset, location: Location, left_out: Sequence[ClipFile]
+    dataset: Dataset, location: Location, left_out: Sequence[int]
 ) -> str:
     """Return the note on the clips that max_clips leaves out; the first have names."""
-    names = [str(file.path.relative_to(location.root)) for file in left_out[:5]]
+    first_files = [location.files[position] for position in left_out[:5]]
+    names = [str(file.path.relative_to(location.root)) for file in first_files]
     if len(left_out) > 5:
         names.append("…")
     return (
@@ -361,104 +343,6 @@ def _check_settings(config: Config, rules: VideoRules) -> list[str]:
             "one pair of neighbouring frames in ten is swapped"
         )
     return notes
-
-
-def _source_clips(
-    candidates: Sequence[Candidate], locations: Sequence[Location], config: Config
-) -> list[SourceClip]:
-    """Return name, duration and pictures of each scanned candidate, in their order."""
-    names = _dataset_names(locations, [dataset.path for dataset in config.datasets])
-    clips = []
-    for candidate in candidates:
-        assert candidate.scan is not None
-        path = PurePosixPath(names[candidate.location.root]) / candidate.relative
-        signatures = candidate.scan.signatures
-        clips.append(SourceClip(path, candidate.media.seconds, signatures))
-    return clips
-
-
-def _look_at_uncaptioned(
-    candidates: Sequence[Candidate],
-    usable: Sequence[Candidate],
-    locations: Sequence[Location],
-    config: Config,
-) -> None:
-    """Let clips that lack only a caption name clips that they look like."""
-    uncaptioned = [
-        candidate for candidate in candidates if candidate.lacks_only_caption
-    ]
-    if uncaptioned:
-        looked_at = [*usable, *uncaptioned]
-        _mark_near_duplicates(looked_at, _source_clips(looked_at, locations, config))
-
-
-def _mark_near_duplicates(
-    candidates: Sequence[Candidate], clips: Sequence[SourceClip]
-) -> None:
-    """Let clips that look nearly the same name each other, for a warning.
-
-    Both stay in training. ``group_by_source`` compares pictures by itself, so that
-    clips of one source are held out together.
-    """
-    for first_index, second_index in near_duplicates(clips):
-        first = candidates[first_index]
-        second = candidates[second_index]
-        _set_looks_like(second, first)
-        _set_looks_like(first, second)
-
-
-def _set_looks_like(candidate: Candidate, other: Candidate) -> None:
-    """Let a candidate name another; one that is used does not name one that is not."""
-    names_unused = candidate.problem is None and other.problem is not None
-    if candidate.looks_like is None and not names_unused:
-        candidate.looks_like = str(other.relative)
-
-
-def _assign_sources(
-    usable: Sequence[Candidate], clips: Sequence[SourceClip]
-) -> list[str]:
-    """Set the source video of each candidate; return notes on how they were found."""
-    sources, notes = group_by_source(clips)
-    for candidate, source in zip(usable, sources, strict=True):
-        candidate.source = source
-    return notes
-
-
-def _hold_out(
-    usable: Sequence[Candidate], config: Config, rules: VideoRules
-) -> list[str]:
-    """Hold the clips of some sources out for validation; return notes on the choice."""
-    held_out, notes = hold_out(
-        [candidate.source for candidate in usable],
-        kinds=[candidate.dataset.kind for candidate in usable],
-        fraction=config.validation_fraction,
-        seed=config.seed,
-        has_validation=any(dataset.kind == "validation" for dataset in config.datasets),
-    )
-    for candidate, is_held_out in zip(usable, held_out, strict=True):
-        candidate.held_out = is_held_out
-        # Once more, because windows of held-out clips have nothing random.
-        if is_held_out:
-            candidate.place_windows(config, rules)
-    return notes
-
-
-def _dataset_names(
-    locations: Sequence[Location], paths: Sequence[str]
-) -> dict[Path, str]:
-    """Return a name for each dataset's folder, with its parents' names if two are the
-    same: "cats/clips" and "dogs/clips" keep their parents, "cats/clips" and "dogs" are
-    "clips" and "dogs".
-    """
-    names = {location.root: location.name for location in locations}
-    most_parts = max((len(root.absolute().parts) for root in names), default=1)
-    for depth in range(1, most_parts):
-        counts = Counter(names.values())
-        for location, path in zip(locations, paths, strict=True):
-            if counts[names[location.root]] > 1:
-                parents = path.rstrip("/").split("/")[-1 - depth : -1]
-                names[location.root] = "/".join([*parents, location.name])
-    return names
 
 
 def totals(library: Library) -> dict[str, int]:

@@ -98,6 +98,9 @@ class ClipProblem(Exception):
         self.reason = reason
         self.detail = detail
 
+    def __reduce__(self) -> tuple[type["ClipProblem"], tuple[str, str]]:
+        return type(self), (self.reason, self.detail)
+
 
 def type_of(head: bytes) -> str:
     """Return a file's type by its first bytes: "video", "image", one of ``ARCHIVES``,

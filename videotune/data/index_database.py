@@ -118,13 +118,22 @@ class IndexDatabase:
                     rows[key] = value
         return rows
 
-    def names(self) -> set[str]:
-        """Return the names of all files."""
-        query = "SELECT name FROM files"
-        rows: list[tuple[Any, ...]] = self._run(
-            lambda database: database.execute(query).fetchall(), []
-        )
-        return {name for (name,) in rows} | self._files.keys()
+    def names(self) -> Iterator[list[str]]:
+        """Yield the names of all files, some at a time.
+
+        Those that were yielded may be dropped in the meantime.
+        """
+        if self._files:
+            yield list(self._files)
+        query = "SELECT name FROM files WHERE name > ? ORDER BY name LIMIT ?"
+        last_name = ""
+        while True:
+            keys = (last_name, KEYS_A_QUERY)
+            rows = self._run(partial(_rows_of, query, keys), list[tuple[Any, ...]]())
+            if not rows:
+                return
+            yield [name for (name,) in rows]
+            last_name = rows[-1][0]
 
     def _select(self, query: str, keys: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
         """Yield the rows whose key is one of ``keys``."""
@@ -361,6 +370,13 @@ def _rows_with(
     """Return the rows of a query that ends with "IN", for these keys."""
     marks = ",".join("?" * len(keys))
     return database.execute(f"{query} ({marks})", list(keys)).fetchall()
+
+
+def _rows_of(
+    query: str, keys: Sequence[Any], database: sqlite3.Connection
+) -> list[tuple[Any, ...]]:
+    """Return the rows of a query with these keys."""
+    return database.execute(query, keys).fetchall()
 
 
 def _has_schema(connection: sqlite3.Connection) -> bool:

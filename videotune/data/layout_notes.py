@@ -3,7 +3,7 @@
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +40,10 @@ class LayoutNotes:
     caption_suffix: str
     """Suffix of caption files."""
 
+    def clip_paths(self) -> Iterator[str]:
+        """Yield the paths of the clips."""
+        return (str(clip.path) for clip in self.clips)
+
     def all(self) -> list[str]:
         """Return the notes in their usual order."""
         return [
@@ -53,35 +57,35 @@ class LayoutNotes:
 
     def _double_caption_notes(self) -> list[str]:
         """Report text files that a metadata file makes useless."""
-        doubles = [
-            clip
-            for clip in self.clips
-            if clip.metadata_texts is not None and clip.caption_file
-        ]
+        doubles = 0
+        first_double: Path | None = None
+        metadata_files = set()
+        for clip in self.clips if self.rows else ():
+            if clip.metadata_texts is not None and clip.caption_file:
+                doubles += 1
+                first_double = first_double or clip.caption_file
+                metadata_files.add(str(clip.metadata_row).rpartition(":")[0])
         if not doubles:
             return []
-
-        metadata_files = {str(clip.metadata_row).rpartition(":")[0] for clip in doubles}
         return [
-            f"the .txt files of {counted(len(doubles), 'clip')} ({doubles[0].caption_file}) are not used, "
+            f"the .txt files of {counted(doubles, 'clip')} ({first_double}) are not used, "
             f"since {' and '.join(sorted(metadata_files))} has their captions"
         ]
 
     def _thumbnail_notes(self) -> list[str]:
         """Report images with the name of a video."""
+        image_stems = {}
+        for path in self.clip_paths():
+            if path.lower().endswith(IMAGE_SUFFIXES):
+                image_stems[path] = os.path.splitext(path)[0]
+        if not image_stems:
+            return []
         video_stems = set()
         for path in self.files:
             if path.lower().endswith(VIDEO_SUFFIXES):
                 video_stems.add(os.path.splitext(path)[0])
 
-        images = [
-            str(clip.path)
-            for clip in self.clips
-            if clip.path.name.lower().endswith(IMAGE_SUFFIXES)
-        ]
-        thumbnails = [
-            path for path in images if os.path.splitext(path)[0] in video_stems
-        ]
+        thumbnails = [path for path, stem in image_stems.items() if stem in video_stems]
         if not thumbnails:
             return []
         return [
@@ -92,6 +96,8 @@ class LayoutNotes:
 
     def _misspelling_notes(self) -> list[str]:
         """Report listed files that exist under another spelling, at most five."""
+        if not self.rows:
+            return []
         missing_paths = [str(clip.path) for clip in self.clips if not clip.exists]
         if not missing_paths:
             return []
@@ -165,21 +171,20 @@ class LayoutNotes:
         clips have a text file. Other text files are ignored.
         """
         caption_files = text_files_by_name(self.files, self.caption_suffix)
-        sibling_captions = [
-            os.path.splitext(str(clip.path))[0] + self.caption_suffix
-            for clip in self.clips
-        ]
-        expected_captions = {str(clip.expected_caption) for clip in self.clips}
-
-        clips_in_folder = Counter(os.path.dirname(path) for path in sibling_captions)
-        captioned_in_folder = Counter(
-            os.path.dirname(path) for path in sibling_captions if path in caption_files
-        )
+        without_clip = set(caption_files)
+        clips_in_folder: Counter[str] = Counter()
+        captioned_in_folder: Counter[str] = Counter()
+        for clip in self.clips:
+            stem = os.path.splitext(str(clip.path))[0]
+            sibling_caption = stem + self.caption_suffix
+            folder = os.path.dirname(sibling_caption)
+            clips_in_folder[folder] += 1
+            captioned_in_folder[folder] += sibling_caption in caption_files
+            without_clip.discard(sibling_caption)
+            without_clip.discard(str(clip.expected_caption))
 
         orphans = []
-        for path in sorted(
-            caption_files.keys() - {*sibling_captions, *expected_captions}
-        ):
+        for path in sorted(without_clip):
             folder = os.path.dirname(path)
             is_captioned = (
                 folder in clips_in_folder

@@ -3,7 +3,7 @@ layouts."""
 
 import os
 import sys
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -35,6 +35,7 @@ from videotune.data.metadata_files import (
     MetadataRow,
     read_metadata,
 )
+from videotune.data.packed_rows import SpilledRows
 from videotune.errors import VideotuneError, did_you_mean
 from videotune.files import near_paths
 from videotune.text import counted, counted_are
@@ -61,7 +62,7 @@ def read_folder(
     frame_folders: bool = False,
     columns: Columns = NO_COLUMNS,
     companions: CompanionSettings = DEFAULT_COMPANIONS,
-) -> tuple[list[ClipFile], list[str]]:
+) -> tuple[Sequence[ClipFile], list[str]]:
     """Find all videos and images in a folder, and those that its metadata files list.
 
     A clip below a folder ``videos`` or ``images`` has its caption at the same path
@@ -79,7 +80,7 @@ def read_folder(
         companions: which files belong to clips and are no clips themselves.
 
     Returns:
-        The clips in path order, and notes.
+        The clips in path order, of which each is read when it is asked for; and notes.
 
     Raises:
         VideotuneError: if the folder does not exist or has no clips, or if a metadata
@@ -214,7 +215,7 @@ class _DatasetFolder:
         """
 
         self.foreign_captions = self._foreign_captions(
-            self.is_linked | listing.outside_captions
+            ChainMap(listing.outside_captions, self.is_linked)
         )
         """Targets of captions that are links out of the dataset, unless the target has the
         suffix of a caption. They are not read: through such a link a hostile dataset could
@@ -234,6 +235,8 @@ class _DatasetFolder:
         """Return notes on companions that belong to no clip, and on those that metadata
         files replace.
         """
+        if not self.companions.paths:
+            return []
         paths = [str(clip.path) for clip in clips]
         notes = self._replacement_notes(paths)
         orphans = self.companions.without_clip(paths)
@@ -320,7 +323,7 @@ class _DatasetFolder:
                 )
                 self.companions.add_named(clip_path, role, companion)
 
-    def clips(self) -> list[ClipFile]:
+    def clips(self) -> Sequence[ClipFile]:
         """Return the clips in path order; raise VideotuneError if there are none."""
         paths = {path for path in self.files if path.lower().endswith(CLIP_SUFFIXES)}
         paths -= self.companions.paths
@@ -331,9 +334,11 @@ class _DatasetFolder:
         if not paths:
             raise VideotuneError(self._no_clips_message())
 
+        ordered_paths = sorted(paths, key=lambda path: path.replace(os.sep, "/"))
+        del paths
         layouts: dict[str, _Layout] = {}
-        clips = []
-        for path in sorted(paths, key=lambda path: path.replace(os.sep, "/")):
+        clips: SpilledRows[ClipFile] = SpilledRows()
+        for path in ordered_paths:
             folder = os.path.dirname(path)
             if folder not in layouts:
                 layouts[folder] = self._layout_of(Path(folder))

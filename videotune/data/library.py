@@ -7,10 +7,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from videotune.config.schema import Config
+from videotune.data.candidate_table import CandidateTable
 from videotune.data.candidates import Candidate
 from videotune.data.clip_accounts import account_of
 from videotune.data.clip_table import ClipColumns, IdArray
-from videotune.data.dataset_notes import VariantNotes
+from videotune.data.dataset_notes import ClipNotes, VariantNotes
 from videotune.data.library_snapshot import (
     Inputs,
     LibraryWriter,
@@ -19,6 +21,7 @@ from videotune.data.library_snapshot import (
     temporary_folder,
 )
 from videotune.data.locations import Location
+from videotune.data.mask_notes import MaskNotes
 from videotune.data.media_info import MediaInfo
 from videotune.data.window_table import WindowTableBuilder
 from videotune.model_spec import VideoRules
@@ -68,12 +71,12 @@ class Library:
 class LibraryParts(NamedTuple):
     """What a library is put together from."""
 
-    candidates: Sequence[Candidate]
+    candidates: CandidateTable
     locations: Sequence[Location]
     notes: Sequence[str]
+    """Notes that do not depend on single clips."""
     rules: VideoRules
-    seed: int
-    """The run's seed."""
+    config: Config
 
     @property
     def roots(self) -> list[Path]:
@@ -117,7 +120,7 @@ class _MemorySink:
     def add_clip(self, clip: Clip, windows: Sequence[Window]) -> None:
         self._clips.append(clip)
         table = self._held_out_windows if clip.held_out else self._windows
-        table.add(windows)
+        table.add_clip(windows)
 
     def library(self, notes: Sequence[str], roots: Sequence[Path]) -> Library:
         """Return the library of everything that was added."""
@@ -134,23 +137,39 @@ class _MemorySink:
 
 
 def _fill(sink: LibrarySink, parts: LibraryParts) -> list[str]:
-    """Add every file of the datasets to the sink; return all notes of the library."""
+    """Add every file of the datasets to the sink; return all notes of the library.
+
+    Raises:
+        VideotuneError: if the config uses masks and no clip has one.
+    """
+    mask_notes = MaskNotes(parts.config)
+    clip_notes = ClipNotes(parts.config, parts.rules)
     variant_notes = VariantNotes()
     for candidate in parts.candidates:
+        mask_notes.add(candidate)
         problem = candidate.problem
         if problem is not None:
             sink.skipped.append((candidate.path, problem.reason, problem.detail))
             sink.add_account(account_of(candidate, None, parts.rules))
             continue
 
-        clip = candidate.to_clip(parts.seed)
+        clip = candidate.to_clip(parts.config.seed)
         sink.add_clip(clip, candidate.placement.windows)
         sink.add_account(account_of(candidate, clip, parts.rules))
+        clip_notes.add(candidate)
         variant_notes.add(candidate, clip)
         sink.add_media(candidate.clip_id, candidate.media)
         for companion in candidate.companions.values():
             sink.add_media(companion.file_id, companion.media)
-    return [*parts.notes, *variant_notes.notes()]
+
+    usable = parts.candidates.usable
+    return [
+        *mask_notes.notes(),
+        *clip_notes.notes_on_enlarged(),
+        *parts.notes,
+        *clip_notes.notes(lambda number: parts.candidates[usable[number]].captions),
+        *variant_notes.notes(),
+    ]
 
 
 def build_in_memory(parts: LibraryParts) -> Library:
@@ -185,24 +204,20 @@ def _write_library(folder: Path, parts: LibraryParts, fingerprint: str) -> None:
     writer.finish(notes=notes, roots=parts.roots, fingerprint=fingerprint)
 
 
-def may_be_remembered(candidates: Sequence[Candidate], inputs: Inputs | None) -> bool:
-    """Return whether the snapshot can be reused while the files are unchanged.
+def may_be_remembered(candidate: Candidate, inputs: Inputs) -> bool:
+    """Return whether a snapshot with this file can be reused while the files are
+    unchanged.
 
     It cannot if a problem may go away by itself, or if a file is not in the folders that
     are compared.
     """
-    if inputs is None:
+    if _is_transient(candidate) or candidate.file.joined_video is not None:
         return False
-    for candidate in candidates:
-        if _is_transient(candidate) or candidate.file.joined_video is not None:
-            return False
-        paths = [candidate.file.path]
-        if candidate.file.caption_file is not None:
-            paths.append(candidate.file.caption_file)
-        paths += [companion.path for companion in candidate.companions.values()]
-        if not inputs.covers(map(str, paths)):
-            return False
-    return True
+    paths = [candidate.file.path]
+    if candidate.file.caption_file is not None:
+        paths.append(candidate.file.caption_file)
+    paths += [companion.path for companion in candidate.companions.values()]
+    return inputs.covers(map(str, paths))
 
 
 def _is_transient(candidate: Candidate) -> bool:

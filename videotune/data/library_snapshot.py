@@ -42,6 +42,7 @@ from videotune.data.clip_table import (
 from videotune.data.companion_files import COMPANION_FOLDERS
 from videotune.data.folder_walk import LinkGuard, walk_folders
 from videotune.data.media_info import MediaInfo
+from videotune.data.packed_rows import PackedTexts
 from videotune.data.remarks import codes_of, with_codes
 from videotune.data.window_table import WindowTable, WindowTableBuilder
 from videotune.model_spec import VideoRules
@@ -236,9 +237,9 @@ class LibraryWriter:
         self._clips = _RowWriter(folder, "clips")
         self._accounts = _RowWriter(folder, "accounts")
         self._media = _RowWriter(folder, "media")
-        self._clip_ids: list[bytes] = []
-        self._media_ids: list[bytes] = []
-        self._facts: list[tuple[bool, bool, bool, int, int]] = []
+        self._clip_ids = PackedTexts()
+        self._media_ids = PackedTexts()
+        self._facts = {name: array("i") for name in CLIP_COLUMNS}
         self._pacings: dict[Pacing, int] = {}
         self._windows = {name: WindowTableBuilder() for name in TABLES}
 
@@ -248,19 +249,25 @@ class LibraryWriter:
 
     def add_media(self, file_id: str, info: MediaInfo) -> None:
         """Append the media info of a clip or a file that belongs to one."""
-        self._media_ids.append(file_id.encode())
+        self._media_ids.append(file_id)
         self._media.add(info.to_json())
 
     def add_clip(self, clip: Clip, windows: Sequence[Window]) -> None:
         """Append a clip with its windows."""
-        self._clip_ids.append(clip.id.encode())
+        self._clip_ids.append(clip.id)
         self._clips.add(asdict(clip))
         pacing = self._pacings.setdefault(clip.pacing, len(self._pacings))
-        is_regularization = clip.kind == "regularization"
-        self._facts.append(
-            (clip.held_out, clip.still, is_regularization, clip.repeats, pacing)
-        )
-        self._windows["held_out_windows" if clip.held_out else "windows"].add(windows)
+        facts = {
+            "held_out": clip.held_out,
+            "still": clip.still,
+            "regularization": clip.kind == "regularization",
+            "repeats": clip.repeats,
+            "pacing": pacing,
+        }
+        for name, value in facts.items():
+            self._facts[name].append(value)
+        table = self._windows["held_out_windows" if clip.held_out else "windows"]
+        table.add_clip(windows)
 
     def finish(
         self, notes: Sequence[str], roots: Sequence[Path], fingerprint: str
@@ -268,10 +275,10 @@ class LibraryWriter:
         """Write everything that is still in memory, the manifest last."""
         for rows in (self._clips, self._accounts, self._media):
             rows.close()
-        self._save("clip_ids", np.array(self._clip_ids, np.bytes_))
-        self._save("media_ids", np.array(self._media_ids, np.bytes_))
-        facts = np.array(self._facts, np.int32).reshape(-1, len(CLIP_COLUMNS))
-        for name, column in zip(CLIP_COLUMNS, facts.T, strict=True):
+        self._save("clip_ids", self._clip_ids.fixed_width())
+        self._save("media_ids", self._media_ids.fixed_width())
+        for name, values in self._facts.items():
+            column = np.frombuffer(values, np.int32)
             is_flag = name not in ("repeats", "pacing")
             self._save(name, column.astype(bool) if is_flag else column)
 

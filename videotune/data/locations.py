@@ -48,7 +48,7 @@ from videotune.hub_errors import hub_problem
 from videotune.lazy import huggingface_hub as hub
 from videotune.text import counted_are
 
-ReadClipsFn = Callable[..., tuple[list[ClipFile], list[str]]]
+ReadClipsFn = Callable[..., tuple[Sequence[ClipFile], list[str]]]
 """``read_folder`` with the settings of a dataset."""
 
 _HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>.+))?")
@@ -61,7 +61,7 @@ class Location:
     root: Path
     """Folder of its files."""
 
-    files: list[ClipFile]
+    files: Sequence[ClipFile]
 
     notes: list[str]
     """The first note on a Hub dataset names its commit, so that it can be fetched

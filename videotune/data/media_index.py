@@ -9,27 +9,49 @@ is only hashed. The index is a database (``index_database``):
 
 "sound" is the sound scan, which only runs that read sound need.
 
-It may have come with a dataset, so all of its values are checked.
+A data set may have a million clips: what is looked up or read is written to a file as it
+comes, and only numbers of each clip are in memory.
 """
 
 import json
 import os
-import re
 import time
+from array import array
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from videotune import files
 from videotune.data.archives import FileProgressFn, silent
-from videotune.data.content_scan import ContentScan
-from videotune.data.file_checks import REASONS, ClipProblem, check_opens, stat_of
+from videotune.data.file_checks import ClipProblem, check_opens, stat_of
 from videotune.data.index_database import FileRow, IndexDatabase
+from videotune.data.index_rows import (
+    CONTENT_ID,
+    DAMAGE,
+    ID_DIGITS,
+    Answer,
+    ContentRow,
+    Examined,
+    FileStamp,
+    content_key,
+    drop_path,
+    examined_from_row,
+    has_listened,
+    is_below,
+    problem_from_json,
+    row_of,
+    suffix_of,
+    with_failure,
+)
 from videotune.data.media_info import MediaInfo
 from videotune.data.object_files import mirrors_folder, name_in_mirror, size_of
 from videotune.data.old_index import take_over
+from videotune.data.packed_rows import SpilledRows
 from videotune.data.sound_scan import SoundScan
 from videotune.data.workers import Call, default_workers
 
@@ -66,47 +88,76 @@ AHEAD = 64
 hangs holds up the others only if this many are queued behind it.
 """
 
-ContentRow = dict[str, Any]
-"""A content in the index, with the keys that the head of this module lists."""
 
-Answer = dict[str, Any]
-"""What a task of ``worker_process`` returned."""
+class _MissingFiles:
+    """Files that must be examined, in their order.
 
-ID_DIGITS = 32
-"""Digits of a content's id, with which its key begins."""
+    Args:
+        paths: all files; some of them are missing in the index.
+    """
 
-_ID = re.compile("[0-9a-f]{32}")
-_DAMAGE = (
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    OverflowError,
-    RecursionError,
-)
-"""Errors that a damaged or hostile index can raise."""
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = paths
+        self._positions = array("q")
+        self._sizes = array("q")
+        self._times = array("q")
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def add(self, position: int, stamp: FileStamp) -> None:
+        """Add a file by its position among all."""
+        self._positions.append(position)
+        self._sizes.append(stamp.size)
+        self._times.append(stamp.mtime_ns)
+
+    def __iter__(self) -> Iterator[tuple[Path, FileStamp]]:
+        columns = (self._positions, self._sizes, self._times)
+        for position, size, mtime_ns in zip(*columns, strict=True):
+            yield self._paths[position], FileStamp(size, mtime_ns)
+
+    def by_size(self) -> Iterator[set[tuple[int, str]]]:
+        """Yield the different (size, suffix) of the files, some sizes at a time."""
+        order = np.argsort(np.frombuffer(self._sizes, np.int64), kind="stable")
+        for first in range(0, len(order), LOOKED_UP_TOGETHER):
+            part = order[first : first + LOOKED_UP_TOGETHER].tolist()
+            yield {
+                (self._sizes[row], suffix_of(self._paths[self._positions[row]]))
+                for row in part
+            }
 
 
-class FileStamp(NamedTuple):
-    """Size and modification time of a file; if both are the same, it is unchanged."""
+class _Lookups:
+    """What the index knows of files.
 
-    size: int
-    mtime_ns: int
+    Args:
+        paths: the files.
+    """
 
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.results: SpilledRows[Examined | None] = SpilledRows()
+        """Result of each file; None until a worker has examined it."""
+        self.missing = _MissingFiles(paths)
+        self._is_missing = bytearray()
+        self._name_hashes = array("q")
 
-class Examined(NamedTuple):
-    """The result of examining a file."""
+    def add(self, name: str, result: Examined | FileStamp) -> None:
+        """Add what is known of the next file."""
+        self._name_hashes.append(hash(name))
+        self._is_missing.append(isinstance(result, FileStamp))
+        if isinstance(result, FileStamp):
+            self.missing.add(len(self.results), result)
+            self.results.append(None)
+        else:
+            self.results.append(result)
 
-    id: str
-    """Hash of the file's bytes; "" if they cannot be read."""
+    def is_missing(self, position: int) -> bool:
+        """Return whether a file was not known and must be examined."""
+        return bool(self._is_missing[position])
 
-    info: MediaInfo | None = None
-    scan: ContentScan | None = None
-    sound: SoundScan | None = None
-    """Scan of its sound; None without a usable track, and until ``listen`` is called."""
-
-    problem: ClipProblem | None = None
-    """Why the clip cannot be used. If only the scan failed, there is media info too."""
+    def hashes_of_names(self) -> NDArray[np.int64]:
+        """Return the hashes of all names, sorted."""
+        return np.sort(np.frombuffer(self._name_hashes, np.int64))
 
 
 class MediaIndex:
@@ -141,7 +192,7 @@ class MediaIndex:
         paths: Sequence[Path],
         roots: Sequence[Path],
         until: float,
-    ) -> list[Examined]:
+    ) -> Sequence[Examined]:
         """Return media info and content scan of each file; start workers only if
         needed.
 
@@ -153,37 +204,37 @@ class MediaIndex:
             roots: folders of the datasets; entries of files that have vanished from them
                 are dropped.
             until: seconds of each clip to scan.
+
+        Returns:
+            A result for each file, which is read when it is asked for.
         """
         lookups = self._look_up_all(paths, until)
-        missing = [
-            (path, result)
-            for path, result in zip(paths, lookups, strict=True)
-            if isinstance(result, FileStamp)
-        ]
-
-        examined: list[Examined] = []
+        results: SpilledRows[Any] = lookups.results
         has_changed = False
         self._saved_at = time.monotonic()
         try:
-            with closing(self._examine_in_workers(missing, until)) as answers:
-                for path, result in zip(paths, lookups, strict=True):
-                    self._progress(len(examined), len(paths), str(path))
-                    if isinstance(result, FileStamp):
-                        result = self._store(path, result, next(answers), until)
+            answers = self._examine_in_workers(lookups.missing, until)
+            with closing(answers):
+                stamps = iter(lookups.missing)
+                for position, path in enumerate(paths):
+                    self._progress(position, len(paths), str(path))
+                    if lookups.is_missing(position):
+                        _, stamp = next(stamps)
+                        result = self._store(path, stamp, next(answers), until)
+                        results[position] = result
                         # Without an id nothing was stored.
                         has_changed = has_changed or result.id != ""
-                    examined.append(result)
                     self._save_if_due()
 
             self._progress(len(paths), len(paths), "")
             # Only now: until here the content of a moved file is known by its old path.
-            has_dropped = self._drop_vanished(paths, roots)
+            has_dropped = self._drop_vanished(lookups.hashes_of_names(), roots)
             if has_changed or has_dropped:
                 self._database.drop_unused_contents()
         finally:
             # close saves the batch; the next use reopens the database.
             self._database.close()
-        return examined
+        return results
 
     def listen(
         self, clips: Sequence[tuple[Path, Examined]], until: float
@@ -201,7 +252,7 @@ class MediaIndex:
         path_by_key: dict[str, Path] = {}
         for path, clip in clips:
             may_have_sound = clip.problem is None and clip.info and not clip.info.still
-            key = _content_key(clip.id, path) if may_have_sound else ""
+            key = content_key(clip.id, path) if may_have_sound else ""
             keys.append(key)
             if key:
                 path_by_key[key] = path
@@ -209,11 +260,11 @@ class MediaIndex:
         for (_, clip), key in zip(clips, keys, strict=True):
             # Another process has dropped the content since it was examined.
             if key and key not in rows:
-                rows[key] = _row_of(clip, until)
+                rows[key] = row_of(clip, until)
         missing = {
             key: path
             for key, path in path_by_key.items()
-            if not _has_listened(rows[key], until)
+            if not has_listened(rows[key], until)
         }
 
         failures: dict[str, str] = {}
@@ -234,7 +285,7 @@ class MediaIndex:
         listened = []
         for (path, clip), key in zip(clips, keys, strict=True):
             if key in failures:
-                clip = _with_failure(path, clip, failures[key], until)
+                clip = with_failure(path, clip, failures[key], until)
             elif key:
                 row = rows[key]
                 info = MediaInfo.from_json(row["info"] | {"path": str(path)})
@@ -312,52 +363,78 @@ class MediaIndex:
         # The names of an index in a dataset begin there, and others are absolute.
         return os.path.join(self.path.parent.absolute().parent, name)
 
-    def _drop_vanished(self, paths: Sequence[Path], roots: Sequence[Path]) -> bool:
+    def _drop_vanished(
+        self, used_names: NDArray[np.int64], roots: Sequence[Path]
+    ) -> bool:
         """Drop entries of files below ``roots`` that no longer exist; return whether there
         were any.
 
         Files that exist keep their entries, also if this config does not use them, such as
-        masks or what ``max_clips`` leaves out. Those in ``paths`` are known to exist.
+        masks or what ``max_clips`` leaves out.
+
+        Args:
+            used_names: hashes of the names of files that are known to exist, sorted.
+            roots: folders of the datasets.
         """
-        names = self._database.names() - {self._name(path) for path in paths}
         folders = [self._name(root) for root in roots]
-        vanished_names = []
-        for name in names:
-            is_of_datasets = any(_is_below(name, folder) for folder in folders)
-            if is_of_datasets and not os.path.exists(self._path_of(name)):
-                vanished_names.append(name)
-        if vanished_names:
-            self._database.drop_files(vanished_names)
-        return bool(vanished_names)
+        has_dropped = False
+        for names in self._database.names():
+            hashes = np.array([hash(name) for name in names], np.int64)
+            is_used = np.isin(hashes, used_names)
+            vanished_names = []
+            for name, is_known_to_exist in zip(names, is_used.tolist(), strict=True):
+                if is_known_to_exist:
+                    continue
+                is_of_datasets = any(is_below(name, folder) for folder in folders)
+                if is_of_datasets and not os.path.exists(self._path_of(name)):
+                    vanished_names.append(name)
+            if vanished_names:
+                self._database.drop_files(vanished_names)
+                has_dropped = True
+        return has_dropped
+
+    def _known_ids(
+        self, missing: _MissingFiles, until: float
+    ) -> dict[tuple[int, str], set[str]]:
+        """Return ids of remembered contents that missing files may have, by size and
+        suffix.
+        """
+        ids: dict[tuple[int, str], set[str]] = {}
+        for sizes_and_suffixes in missing.by_size():
+            sizes = sorted({size for size, _ in sizes_and_suffixes})
+            known_files = [
+                (name, row)
+                for name, row in self._database.files_of_sizes(sizes).items()
+                if (row.size, suffix_of(name)) in sizes_and_suffixes
+            ]
+            for first in range(0, len(known_files), LOOKED_UP_TOGETHER):
+                part = known_files[first : first + LOOKED_UP_TOGETHER]
+                values = self._database.contents([row.content for _, row in part])
+                for name, row in part:
+                    if self._remembered(Path(name), row, values, until):
+                        size_and_suffix = (row.size, suffix_of(name))
+                        content_ids = ids.setdefault(size_and_suffix, set())
+                        content_ids.add(row.content[:ID_DIGITS])
+        return ids
 
     def _examine_in_workers(
-        self, missing: Sequence[tuple[Path, FileStamp]], until: float
+        self, missing: _MissingFiles, until: float
     ) -> Generator[Any, None, None]:
         """Yield the workers' answers for files, in order; known contents are only
         hashed.
         """
-        if not missing:
+        if not len(missing):
             return
         pool = default_workers()
-
-        # Ids of remembered contents that a file may have, by its size and suffix.
-        candidate_ids: dict[tuple[int, str], set[str]] = {}
-        for path, stamp in missing:
-            candidate_ids[stamp.size, _suffix_of(path)] = set()
-        sizes = sorted({stamp.size for _, stamp in missing})
-        known_files = self._database.files_of_sizes(sizes)
-        values = self._database.contents([row.content for row in known_files.values()])
-        for name, row in known_files.items():
-            ids = candidate_ids.get((row.size, _suffix_of(name)))
-            if ids is not None and self._remembered(Path(name), row, values, until):
-                ids.add(row.content[:ID_DIGITS])
+        candidate_ids = self._known_ids(missing, until)
 
         def calls() -> Iterator[Call]:
             for path, stamp in missing:
+                known_ids = candidate_ids.get((stamp.size, suffix_of(path)), ())
                 arguments = {
                     "path": str(path.absolute()),
                     "until": until,
-                    "known_ids": sorted(candidate_ids[stamp.size, _suffix_of(path)]),
+                    "known_ids": sorted(known_ids),
                 }
                 hash_seconds = stamp.size / SLOWEST_DISK
                 decode_seconds = SLOWEST_DECODER * min(until, LONGEST_SCAN)
@@ -365,13 +442,9 @@ class MediaIndex:
 
         yield from pool.map(calls(), max(AHEAD, 4 * pool.count))
 
-    def _look_up_all(
-        self, paths: Sequence[Path], until: float
-    ) -> list[Examined | FileStamp]:
-        """Return what is remembered of each file, or its problem if it cannot be opened;
-        for a file that must be examined, its stamp.
-        """
-        lookups: list[Examined | FileStamp] = []
+    def _look_up_all(self, paths: Sequence[Path], until: float) -> _Lookups:
+        """Return what is remembered of each file, or its problem if it cannot be opened."""
+        lookups = _Lookups(paths)
         for first in range(0, len(paths), LOOKED_UP_TOGETHER):
             part = paths[first : first + LOOKED_UP_TOGETHER]
             names = [self._name(path) for path in part]
@@ -380,13 +453,15 @@ class MediaIndex:
                 [row.content for row in rows.values() if isinstance(row.content, str)]
             )
             for path, name in zip(part, names, strict=True):
-                lookups.append(self._look_up(path, rows.get(name), values, until))
+                lookups.add(name, self._look_up(path, rows.get(name), values, until))
         return lookups
 
     def _look_up(
         self, path: Path, row: FileRow | None, values: dict[str, str], until: float
     ) -> Examined | FileStamp:
-        """Return what ``_look_up_all`` does of one file, by the rows that it may have."""
+        """Return what is remembered of a file by the rows that it may have, or its problem;
+        its stamp if it must be examined.
+        """
         try:
             stat = stat_of(path)
             stamp = FileStamp(size_of(path, stat), stat.st_mtime_ns)
@@ -418,12 +493,14 @@ class MediaIndex:
         key = file_row.content
         try:
             content_id = key[:ID_DIGITS]
-            if not _ID.fullmatch(content_id) or key != _content_key(content_id, path):
+            if not CONTENT_ID.fullmatch(content_id) or key != content_key(
+                content_id, path
+            ):
                 raise ValueError("a file's row has a wrong type")
             if key not in values:
                 return None
-            return _examined_from_row(content_id, json.loads(values[key]), path, until)
-        except _DAMAGE:
+            return examined_from_row(content_id, json.loads(values[key]), path, until)
+        except DAMAGE:
             if isinstance(key, str):
                 self._database.drop_content(key)
             if not self.notes:
@@ -447,9 +524,9 @@ class MediaIndex:
             return Examined("", problem=answer)
 
         if not answer["id"]:
-            return Examined("", problem=_problem_from_json(answer["problem"]))
+            return Examined("", problem=problem_from_json(answer["problem"]))
 
-        key = _content_key(answer["id"], path)
+        key = content_key(answer["id"], path)
         values = self._store_content(key, answer, until)
         file_row = FileRow(stamp.size, stamp.mtime_ns, key)
         self._database.put_file(self._name(path), file_row)
@@ -460,7 +537,9 @@ class MediaIndex:
 
         # Another process has dropped the content since its hash was known.
         assert answer.keys() == {"id"}
-        with closing(self._examine_in_workers([(path, stamp)], until)) as answers:
+        missing = _MissingFiles([path])
+        missing.add(0, stamp)
+        with closing(self._examine_in_workers(missing, until)) as answers:
             return self._store(path, stamp, next(answers), until)
 
     def _store_content(self, key: str, answer: Answer, until: float) -> dict[str, str]:
@@ -473,104 +552,7 @@ class MediaIndex:
             return self._database.contents([key])
 
         row["until"] = until
-        _drop_path(row)
+        drop_path(row)
         value = json.dumps(row)
         self._database.put_content(key, value)
         return {key: value}
-
-
-def _examined_from_row(
-    content_id: str, row: ContentRow, path: Path, until: float
-) -> Examined | None:
-    """Return a content by its row, with a file's path in its media info; None if another
-    part of it was scanned.
-
-    Raises:
-        _DAMAGE: one of these, if the row is damaged.
-    """
-    info = None
-    if "info" in row:
-        info = MediaInfo.from_json(row["info"] | {"path": str(path)})
-        scanned_seconds = min(row["until"], info.seconds)
-        if scanned_seconds != min(until, info.seconds):
-            return None
-    scan = ContentScan.from_json(row["scan"]) if "scan" in row else None
-    problem = _problem_from_json(row["problem"]) if scan is None else None
-    return Examined(content_id, info, scan, problem=problem)
-
-
-def _row_of(clip: Examined, until: float) -> ContentRow:
-    """Return the row of a usable clip whose first ``until`` seconds were scanned."""
-    assert clip.info is not None
-    assert clip.scan is not None
-    row = {"info": clip.info.to_json(), "scan": clip.scan.to_json(), "until": until}
-    _drop_path(row)
-    return row
-
-
-def _with_failure(path: Path, clip: Examined, detail: str, until: float) -> Examined:
-    """Return a clip whose sound scan failed. If the file no longer opens, that is the
-    clip's problem, and not one of its sound.
-
-    Args:
-        path: the file.
-        clip: the result of examining it.
-        detail: how the scan failed.
-        until: seconds that were to be scanned.
-    """
-    try:
-        stat_of(path)
-        check_opens(path)
-    except ClipProblem as problem:
-        return clip._replace(problem=problem)
-    return clip._replace(sound=SoundScan(until, problem=detail))
-
-
-def _has_listened(row: ContentRow, until: float) -> bool:
-    """Return whether the sound scan of a content covers its first ``until`` seconds."""
-    if "sound" not in row["info"]:  # the row is of an earlier version
-        return False
-    if row["info"]["sound"] is None:
-        return True
-    try:
-        scanned_seconds = SoundScan.from_json(row["sound"]).until
-    except _DAMAGE:
-        return False
-    seconds = MediaInfo.from_json(row["info"] | {"path": ""}).seconds
-    return min(scanned_seconds, seconds) == min(until, seconds)
-
-
-def _drop_path(row: ContentRow) -> None:
-    """Remove the path of the file that a content was read from.
-
-    Others may have the same content.
-    """
-    info = row.get("info")
-    if isinstance(info, dict):
-        info.pop("path", None)
-
-
-def _is_below(name: str, folder: str) -> bool:
-    """Whether a file is in a folder, both by their names in the index."""
-    if folder == os.curdir:
-        is_outside = name.startswith(os.path.join(os.pardir, ""))
-        return not is_outside and not os.path.isabs(name)
-    return name.startswith(os.path.join(folder, ""))
-
-
-def _content_key(content_id: str, path: str | Path) -> str:
-    """Return a content's key: ``probe`` depends on the bytes and on the suffix."""
-    return content_id + _suffix_of(path)
-
-
-def _suffix_of(path: str | Path) -> str:
-    """Return the suffix in lower case."""
-    return os.path.splitext(path)[1].lower()
-
-
-def _problem_from_json(value: Any) -> ClipProblem:
-    """Restore a problem from the index; raise ValueError or TypeError if it is invalid."""
-    reason, detail = value
-    if reason not in REASONS or not isinstance(detail, str):
-        raise ValueError("not a valid problem of a clip")
-    return ClipProblem(reason, detail)

@@ -136,6 +136,11 @@ class MediaInfo:
     unusable_sound: str = ""
     """Why its sound track cannot be used, if it has one."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Without the names of the fields, which take more bytes than their values.
+        names = self.__dataclass_fields__
+        return _restore_media_info, tuple(getattr(self, name) for name in names)
+
     @cached_property
     def timestamps(self) -> tuple[float, ...]:
         """Presentation time of each frame in seconds, counted from the first one."""
@@ -294,3 +299,8 @@ class MediaInfo:
             packed = PackedIntegers(value[name], getattr(info, name))
             object.__setattr__(info, name, packed)
         return info
+
+
+def _restore_media_info(*values: Any) -> MediaInfo:
+    """Return media info that was pickled."""
+    return MediaInfo(*values)

@@ -59,7 +59,7 @@ class Columns(NamedTuple):
 NO_COLUMNS = Columns()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class MetadataRow:
     """A row of a metadata file."""
 
@@ -115,23 +115,26 @@ def read_metadata(
     except ClipProblem as problem:
         raise VideotuneError(f"{problem.detail}.") from problem
 
-    rows = list(
-        _csv_rows(path, text, file_columns)
-        if path.suffix.lower() == ".csv"
-        else _json_rows(path, text)
-    )
-    if len(rows) > MAX_ROWS:
+    def rows() -> Iterator[tuple[str, dict[str, Any]]]:
+        # Twice, since rows that are read take ten times as much memory as their text.
+        if path.suffix.lower() == ".csv":
+            return _csv_rows(path, text, file_columns)
+        return _json_rows(path, text)
+
+    names: dict[str, None] = {}
+    count = 0
+    for _, row in rows():
+        names.update(dict.fromkeys(row))
+        count += 1
+    if count > MAX_ROWS:
         raise VideotuneError(
-            f"{path} has {len(rows)} rows; {MAX_ROWS} are read. Split it into several datasets."
+            f"{path} has {count} rows; {MAX_ROWS} are read. Split it into several datasets."
         )
-    if not rows:
+    if not count:
         raise VideotuneError(
             f"{path} lists no clips. Write one row per clip, or delete the file."
         )
 
-    names: dict[str, None] = {}
-    for _, row in rows:
-        names.update(dict.fromkeys(row))
     file_column = _file_column(path, list(names), file_columns)
     column: str | None = None
     notes: list[str] = []
@@ -140,7 +143,7 @@ def read_metadata(
 
     roles = companion_columns(list(names), used=(file_column, column))
     metadata_rows = []
-    for position, row in rows:
+    for position, row in rows():
         metadata_row = _parse_row(path, position, row, column, file_column)
         companions = companions_of(position, row, roles)
         metadata_rows.append(replace(metadata_row, companions=companions))
@@ -368,7 +371,7 @@ def _csv_header(cells: Sequence[str], position: str) -> list[str]:
 def _json_rows(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the objects of a JSONL file, each with its position ("PATH:line")."""
     # Not splitlines: a JSON string may contain other line ends unescaped.
-    for line, row in enumerate(text.split("\n"), start=1):
+    for line, row in enumerate(_split(text, "\n"), start=1):
         if not row.strip():
             continue
 
@@ -384,6 +387,15 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
                 "Write one object per line."
             )
         yield f"{path}:{line}", value
+
+
+def _split(text: str, separator: str) -> Iterator[str]:
+    """Yield the parts of a text between separators."""
+    begin = 0
+    while (end := text.find(separator, begin)) >= 0:
+        yield text[begin:end]
+        begin = end + len(separator)
+    yield text[begin:]
 
 
 def _parse_row(

@@ -3,11 +3,12 @@
 Compares the signatures that content scans make of the first, middle and last frame.
 """
 
+from __future__ import annotations
+
 import base64
+from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain, islice, pairwise
-from pathlib import PurePosixPath
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 
 from videotune.data.content_scan import GRID
+from videotune.data.packed_rows import SpilledBytes
+from videotune.data.source_clips import SourceClip, SourceClipTable
 
 NEAR = 0.2
 """Largest difference of matching frames, as a share of their own structure.
@@ -50,6 +53,9 @@ BLOCK = 64
 ROWS_TOGETHER = 1024
 """Frames that are turned into vectors at once."""
 
+RELEASED_AFTER = 32 * BLOCK
+"""Frames after whose comparison the pages of the signatures leave memory."""
+
 CELLS = GRID * GRID
 """Cells of a signature's brightness; its two colours together have half as many."""
 
@@ -71,26 +77,9 @@ MIDDLE = 1
 """Position of the middle frame of a clip; 0 is its first, 2 its last."""
 
 
-@dataclass(frozen=True)
-class SourceClip:
-    """The data of a clip that reveals its source."""
-
-    path: PurePosixPath
-    """Path that begins with the dataset's name."""
-
-    seconds: float = 0.0
-
-    signatures: tuple[str, ...] = ()
-    """Signatures of the content scan: first, middle and last frame, or one of an image.
-    """
-
-
-def path_order(clips: Sequence[SourceClip]) -> list[int]:
-    """Return the indices of clips in path order."""
-    return sorted(range(len(clips)), key=lambda index: clips[index].path.as_posix())
-
-
-def near_duplicates(clips: Sequence[SourceClip]) -> list[tuple[int, int]]:
+def near_duplicates(
+    clips: Sequence[SourceClip] | SourceClipTable,
+) -> list[tuple[int, int]]:
     """Find pairs of clips that look nearly the same from beginning to end.
 
     Their first, middle and last frames match, and their durations agree to 20 % or half
@@ -100,8 +89,9 @@ def near_duplicates(clips: Sequence[SourceClip]) -> list[tuple[int, int]]:
         Pairs (i, j): j looks like i, the first such clip in path order. Each clip is j
         at most once.
     """
-    order = path_order(clips)
-    ordered_clips = [clips[index] for index in order]
+    table = SourceClipTable.of(clips)
+    order = table.path_order()
+    ordered_clips = table.take(order)
     frames = _FrameTable(ordered_clips)
 
     pairs = []
@@ -111,43 +101,44 @@ def near_duplicates(clips: Sequence[SourceClip]) -> list[tuple[int, int]]:
             if other_clip >= clip:
                 break
             if _are_near_duplicates(ordered_clips, frames, clip, other_clip):
-                pairs.append((order[other_clip], order[clip]))
+                pairs.append((int(order[other_clip]), int(order[clip])))
                 break
     return sorted(pairs)
 
 
 def _are_near_duplicates(
-    clips: Sequence[SourceClip], frames: "_FrameTable", index_a: int, index_b: int
+    clips: SourceClipTable, frames: _FrameTable, index_a: int, index_b: int
 ) -> bool:
     """Return whether all frames of two clips match, and their durations agree."""
-    clip_a = clips[index_a]
-    clip_b = clips[index_b]
-    tolerance = max(0.5, 0.2 * max(clip_a.seconds, clip_b.seconds))
-    if abs(clip_a.seconds - clip_b.seconds) > tolerance:
+    seconds_a = clips.seconds(index_a)
+    seconds_b = clips.seconds(index_b)
+    tolerance = max(0.5, 0.2 * max(seconds_a, seconds_b))
+    if abs(seconds_a - seconds_b) > tolerance:
         return False
 
     # A frame without structure is not in the table.
     rows_a = frames.rows_of(index_a)
     rows_b = frames.rows_of(index_b)
-    counts = {len(rows_a), len(rows_b), len(clip_a.signatures), len(clip_b.signatures)}
+    frame_counts = frames.counts[[index_a, index_b]].tolist()
+    counts = {len(rows_a), len(rows_b), *frame_counts}
     if len(counts) > 1:
         return False
     return bool(frames.agree(rows_a, rows_b).all())
 
 
-def join_by_pictures(clips: Sequence[SourceClip], names: Sequence[str]) -> list[int]:
+def join_by_pictures(
+    clips: SourceClipTable, name_numbers: NDArray[np.int32]
+) -> NDArray[np.int32]:
     """Join sources whose frames match.
 
     Args:
         clips: the clips in path order.
-        names: source of each clip by its name.
+        name_numbers: number of each clip's source by its name (N,), counted from 0.
 
     Returns:
-        A label for each clip; clips of one source have the same.
+        A label for each number; those of one source have the same, their smallest.
     """
-    number_by_name = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    name_numbers = np.array([number_by_name[name] for name in names], np.int64)
-    sources = _JoinedNumbers(len(number_by_name))
+    sources = _JoinedNumbers(int(name_numbers.max(initial=-1)) + 1)
     frames = _FrameTable(clips)
 
     def join(row: int, rows: NDArray[np.int64]) -> None:
@@ -156,23 +147,28 @@ def join_by_pictures(clips: Sequence[SourceClip], names: Sequence[str]) -> list[
             sources.join(number, matching_number)
 
     # Middle frames join at once; others wait until it is known which frames are common.
-    uncommon_matches: list[tuple[int, NDArray[np.int64]]] = []
+    uncommon_rows = array("i")
+    uncommon_matches = array("i")
+    uncommon_ends = array("q", [0])
     is_common = np.zeros(len(frames.clip), bool)
     for row, matching_rows in frames.matches():
         is_common[row] = _other_names(frames, name_numbers, row, matching_rows) > COMMON
         if frames.position[row] == MIDDLE:
             join(row, matching_rows[frames.position[matching_rows] == MIDDLE])
         if not is_common[row]:
-            uncommon_matches.append((row, matching_rows))
+            uncommon_rows.append(row)
+            uncommon_matches.frombytes(matching_rows.astype(np.int32).tobytes())
+            uncommon_ends.append(len(uncommon_matches))
 
-    for row, matching_rows in uncommon_matches:
+    for row, (begin, end) in zip(uncommon_rows, pairwise(uncommon_ends), strict=True):
+        matching_rows = np.array(uncommon_matches[begin:end], np.int64)
         join(row, matching_rows[~is_common[matching_rows]])
-    return [sources.smallest(number) for number in name_numbers.tolist()]
+    return sources.labels()
 
 
 def _other_names(
-    frames: "_FrameTable",
-    name_numbers: NDArray[np.int64],
+    frames: _FrameTable,
+    name_numbers: NDArray[np.int32],
     row: int,
     matching_rows: NDArray[np.int64],
 ) -> int:
@@ -190,7 +186,7 @@ class _JoinedNumbers:
     """
 
     def __init__(self, count: int) -> None:
-        self._smaller = list(range(count))
+        self._smaller = array("i", range(count))
         """A number of the same set that is smaller, or the number itself."""
 
     def smallest(self, number: int) -> int:
@@ -200,6 +196,12 @@ class _JoinedNumbers:
             smaller[number] = smaller[smaller[number]]
             number = smaller[number]
         return number
+
+    def labels(self) -> NDArray[np.int32]:
+        """Return the smallest number of each number's set."""
+        return np.array(
+            [self.smallest(number) for number in range(len(self._smaller))], np.int32
+        )
 
     def join(self, a: int, b: int) -> None:
         """Join the sets of two numbers."""
@@ -212,53 +214,58 @@ class _FrameTable:
     """Signatures of all clips, ordered by mean brightness.
 
     Pictures with too little structure are left out. A row is kept as its 150 levels, a byte
-    each. As vectors of float32 (``_vectors``) they would take four times as much, so only
-    some rows at a time are.
+    each, in a file. As vectors of float32 (``_vectors``) they would take four times as
+    much, so only some rows at a time are.
     """
 
-    def __init__(self, clips: Sequence[SourceClip]) -> None:
-        counts = np.array([len(clip.signatures) for clip in clips], np.int64)
-        clip_of_frame = np.repeat(np.arange(len(clips), dtype=np.int32), counts)
-        first_frames = np.cumsum(counts) - counts
-        positions = np.arange(len(clip_of_frame)) - np.repeat(first_frames, counts)
-        positions[np.repeat(counts != 3, counts)] = MIDDLE
+    def __init__(self, clips: SourceClipTable) -> None:
+        counts = array("i")
+        mean = array("f")
+        structure = array("f")
+        plain_share = array("f")
 
-        levels = np.empty((len(clip_of_frame), CELLS + CELLS // 2), np.uint8)
-        mean = np.empty(len(levels), np.float32)
-        structure = np.empty(len(levels), np.float32)
-        plain_share = np.empty(len(levels), np.float32)
-        signatures = chain.from_iterable(clip.signatures for clip in clips)
-        for rows in _blocks(len(levels)):
-            text = "".join(islice(signatures, ROWS_TOGETHER))
-            part = np.frombuffer(base64.b64decode(text), np.uint8)
-            levels[rows] = part.reshape(-1, levels.shape[1])
-            brightness = levels[rows, :CELLS].astype(np.float32)
-            mean[rows] = brightness.mean(1)
-            structure[rows], plain_share[rows] = _structure(brightness)
+        def levels() -> Iterator[NDArray[np.uint8]]:
+            for part in _signature_blocks(clips, counts):
+                yield part
+                brightness = part[:, :CELLS].astype(np.float32)
+                mean.frombytes(brightness.mean(1).tobytes())
+                part_structure, part_share = _structure(brightness)
+                structure.frombytes(part_structure.tobytes())
+                plain_share.frombytes(part_share.tobytes())
 
-        order = np.argsort(mean, kind="stable")
-        is_rich = (structure >= RICH_LEVELS) & (plain_share <= PLAIN_SHARE)
-        order = order[is_rich[order]]
+        self._levels = SpilledBytes(levels(), CELLS + CELLS // 2)
+        self.counts = np.array(counts, np.int32)
+        """How many pictures each clip has."""
 
-        self.clip = clip_of_frame[order]
+        order = np.argsort(np.frombuffer(mean, np.float32), kind="stable")
+        structures = np.frombuffer(structure, np.float32)
+        plain_shares = np.frombuffer(plain_share, np.float32)
+        is_rich = (structures >= RICH_LEVELS) & (plain_shares <= PLAIN_SHARE)
+        self._frames = order[is_rich[order]].astype(np.int32)
+        """Index of each row among all frames, those of one clip after the other."""
+
+        clip_of_frame = np.repeat(
+            np.arange(len(self.counts), dtype=np.int32), self.counts
+        )
+        self.clip = clip_of_frame[self._frames]
         """Index of each row's clip."""
 
         self._by_clip = np.argsort(self.clip, kind="stable").astype(np.int32)
         self._sorted_clips = self.clip[self._by_clip]
-        self.position = positions[order].astype(np.int8)
+        self.position = _positions(self.counts)[self._frames]
         """0 for a first frame, 1 for a middle one and for images, 2 for a last one."""
 
-        self._limit = np.minimum(NEAR * structure, NEAR_LEVELS)[order]
-        self._levels = levels[order]
-        self._squares = np.empty(len(order), np.float32)
-        for rows in _blocks(len(order)):
+        self._limit = np.minimum(NEAR * structures, NEAR_LEVELS)[self._frames]
+        self._squares = np.empty(len(self._frames), np.float32)
+        for rows in _blocks(len(self._frames)):
             self._squares[rows] = (self._vectors(rows) ** 2).sum(1)
+            self._levels.release()
 
     def _vectors(self, rows: slice | NDArray[np.integer[Any]]) -> Vectors:
         """Return rows as vectors (n, 150), scaled so that a squared distance is the mean
         over the cells of brightness plus the mean over those of colour.
         """
-        levels = self._levels[rows].astype(np.float32)
+        levels = self._levels.array[self._frames[rows]].astype(np.float32)
         vectors: Vectors = (levels - 128) / SCALES
         return vectors
 
@@ -276,6 +283,8 @@ class _FrameTable:
         projected = self._projected(rows)
         tree = cKDTree(projected)
         for begin in range(0, len(rows), BLOCK):
+            if begin % RELEASED_AFTER == 0:
+                self._levels.release()
             block = rows[begin : begin + BLOCK]
             near = tree.query_ball_point(
                 projected[begin : begin + BLOCK],
@@ -314,13 +323,13 @@ class _FrameTable:
         begin, end = np.searchsorted(self._sorted_clips, [clip, clip + 1])
         return self._by_clip[begin:end]
 
-    def _projected(self, rows: NDArray[np.int64]) -> Vectors:
+    def _projected(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return rows along the few directions in which they differ most (N, k).
 
         Two rows are at most as far apart along these as they are altogether.
         """
         sample = rows[:: len(rows) // SAMPLED_ROWS + 1]
-        total = np.zeros(self._levels.shape[1])
+        total = np.zeros(self._levels.array.shape[1])
         products = np.zeros((len(total), len(total)))
         for part in _blocks(len(sample)):
             vectors = self._vectors(sample[part]).astype(np.float64)
@@ -330,9 +339,11 @@ class _FrameTable:
         _, directions = np.linalg.eigh(scatter)  # the last differ most
 
         basis: Vectors = np.asarray(directions[:, -DIRECTIONS:], np.float32)
-        projected = np.empty((len(rows), DIRECTIONS), np.float32)
+        # The tree wants float64, and would copy anything else.
+        projected = np.empty((len(rows), DIRECTIONS), np.float64)
         for part in _blocks(len(rows)):
             projected[part] = self._vectors(rows[part]) @ basis
+            self._levels.release()
         return projected
 
     def agree(
@@ -343,6 +354,45 @@ class _FrameTable:
         squared_limit = np.minimum(self._limit[a], self._limit[b]) ** 2
         squared_distance = self._squares[a] + self._squares[b] - 2 * products
         return np.asarray(squared_distance <= squared_limit)
+
+
+def _signature_blocks(
+    clips: SourceClipTable, counts: array[int]
+) -> Iterator[NDArray[np.uint8]]:
+    """Yield the levels of all signatures, some rows (n, 150) at a time.
+
+    Args:
+        clips: the clips.
+        counts: receives the number of each clip's signatures.
+    """
+    signatures: list[str] = []
+    for position in range(len(clips)):
+        of_clip = clips.signatures(position)
+        counts.append(len(of_clip))
+        signatures += of_clip
+        if len(signatures) >= ROWS_TOGETHER:
+            yield _levels_of(signatures[:ROWS_TOGETHER])
+            del signatures[:ROWS_TOGETHER]
+    if signatures:
+        yield _levels_of(signatures)
+
+
+def _levels_of(signatures: Sequence[str]) -> NDArray[np.uint8]:
+    """Return the levels of signatures (n, 150)."""
+    content = base64.b64decode("".join(signatures))
+    return np.frombuffer(content, np.uint8).reshape(len(signatures), -1)
+
+
+def _positions(counts: NDArray[np.int32]) -> NDArray[np.int8]:
+    """Return the position of each frame in its clip.
+
+    Args:
+        counts: frames of each clip. A clip has three, or else those are its middle.
+    """
+    first_frames = np.cumsum(counts) - counts
+    positions = np.arange(int(counts.sum())) - np.repeat(first_frames, counts)
+    positions[np.repeat(counts != 3, counts)] = MIDDLE
+    return positions.astype(np.int8)
 
 
 def _blocks(count: int) -> Iterator[slice]:

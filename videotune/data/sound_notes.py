@@ -1,10 +1,11 @@
 """Facts of the sound of each clip, and notes on the sound of a dataset."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from videotune.config.schema import Config
 from videotune.data.candidates import Candidate
+from videotune.data.packed_rows import PackedTexts
 from videotune.data.remarks import Remark, RemarkCode
 from videotune.text import counted, some
 
@@ -13,6 +14,18 @@ CLIPPED_SHARE = 0.001
 
 MISSING_SECONDS = 0.1
 """Seconds without sound above which a note says that a track is shorter than its clip."""
+
+
+DESCRIPTIONS: Mapping[RemarkCode, str] = {
+    "no_sound": "without a sound track that can be used",
+    "silent_sound": "whose sound track is silent or damaged",
+    "clipped_sound": "whose sound is clipped: it was recorded too loud",
+    "short_sound": f"whose sound track is shorter by more than {MISSING_SECONDS:g} s: the rest "
+    "is silence",
+    "sound_dropped": "with windows that do not run as filmed (stretch, temporal_augmentation): "
+    "these train without sound",
+}
+"""What is wrong with the sound of clips, in the order of the notes."""
 
 
 def sound_fields(candidate: Candidate) -> dict[str, Any] | None:
@@ -47,80 +60,52 @@ def sound_fields(candidate: Candidate) -> dict[str, Any] | None:
     }
 
 
-def notes_on_sound(candidates: Sequence[Candidate], config: Config) -> list[str]:
-    """Return notes on clips without sound, and on sound that has a fault.
+class SoundNotes:
+    """Collects notes on clips without sound, and on sound that has a fault.
 
     Args:
-        candidates: all usable files.
         config: the run's config. If it reads no sound, there are no notes.
     """
-    if not config.reads_sound:
-        return []
 
-    videos = [candidate for candidate in candidates if not candidate.media.still]
-    heard = [candidate for candidate in videos if not candidate.sound_problem]
-    silent = [c for c in videos if c.sound is not None and c.sound_problem]
-    missing = [c for c in videos if c.sound is None]
-    notes = [
-        _note("no_sound", missing, "without a sound track that can be used"),
-        _note("silent_sound", silent, "whose sound track is silent or damaged"),
-        _note(
-            "clipped_sound",
-            _clipped(heard),
-            "whose sound is clipped: it was recorded too loud",
-        ),
-        _note(
-            "short_sound",
-            _short(heard),
-            f"whose sound track is shorter by more than {MISSING_SECONDS:g} s: the rest "
-            "is silence",
-        ),
-        _note(
-            "sound_dropped",
-            _changed(heard),
-            "with windows that do not run as filmed (stretch, temporal_augmentation): "
-            "these train without sound",
-        ),
-    ]
-    return [note for note in notes if note is not None]
+    def __init__(self, config: Config) -> None:
+        self._reads_sound = config.reads_sound
+        self._clips: dict[RemarkCode, PackedTexts] = {
+            code: PackedTexts() for code in DESCRIPTIONS
+        }
+
+    def add(self, candidate: Candidate) -> None:
+        """Add a usable clip."""
+        if not self._reads_sound or candidate.media.still:
+            return
+        for code in _faults(candidate):
+            self._clips[code].append(str(candidate.relative))
+
+    def notes(self) -> list[str]:
+        """Return a note on each fault, with the names of the first clips."""
+        notes: list[str] = []
+        for code, clips in self._clips.items():
+            if len(clips):
+                text = f"sound: {counted(len(clips), 'clip')} {DESCRIPTIONS[code]}"
+                notes.append(Remark(code, f"{text} ({some(clips)})"))
+        return notes
 
 
-def _note(
-    code: RemarkCode, candidates: Sequence[Candidate], text: str
-) -> Remark | None:
-    """Return a note on clips, with the names of the first; None if there are none."""
-    if not candidates:
-        return None
-    names = some([str(candidate.relative) for candidate in candidates])
-    return Remark(code, f"sound: {counted(len(candidates), 'clip')} {text} ({names})")
+def _faults(candidate: Candidate) -> Iterator[RemarkCode]:
+    """Yield what is wrong with a clip's sound."""
+    scan = candidate.sound
+    if scan is None:
+        yield "no_sound"
+    elif candidate.sound_problem:
+        yield "silent_sound"
+    if candidate.sound_problem:
+        return
 
-
-def _clipped(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return those whose sound is at full scale too often."""
-    clipped = []
-    for candidate in candidates:
-        if candidate.sound is not None and candidate.sound.clipped > CLIPPED_SHARE:
-            clipped.append(candidate)
-    return clipped
-
-
-def _short(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return those whose sound track does not cover the whole clip."""
-    short = []
-    for candidate in candidates:
-        sound = candidate.media.sound
-        if sound is None:
-            continue
-        if sound.missing_seconds(candidate.media.seconds) > MISSING_SECONDS:
-            short.append(candidate)
-    return short
-
-
-def _changed(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return those with a window that has none of the clip's sound."""
-    changed = []
-    for candidate in candidates:
-        windows = candidate.placement.windows
-        if not all(window.shape.sound for window in windows):
-            changed.append(candidate)
-    return changed
+    if scan is not None and scan.clipped > CLIPPED_SHARE:
+        yield "clipped_sound"
+    sound = candidate.media.sound
+    seconds = candidate.media.seconds
+    if sound is not None and sound.missing_seconds(seconds) > MISSING_SECONDS:
+        yield "short_sound"
+    windows = candidate.placement.windows
+    if not all(window.shape.sound for window in windows):
+        yield "sound_dropped"

@@ -6,14 +6,20 @@ than it is; clips wrongly assigned to one video cost validation its sources. So 
 counts only with evidence, and so does a picture (``picture_matching``).
 """
 
+import heapq
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from videotune.data.picture_matching import SourceClip, join_by_pictures, path_order
+import numpy as np
+from numpy.typing import NDArray
+
+from videotune.data.packed_rows import PackedTexts, TextNumbers
+from videotune.data.picture_matching import join_by_pictures
 from videotune.data.remarks import Remark
+from videotune.data.source_clips import SourceClip, SourceClipTable
 from videotune.rng import key
 from videotune.text import counted, counted_are
 
@@ -50,7 +56,9 @@ class _Series:
     stems: set[str]
 
 
-def group_by_source(clips: Sequence[SourceClip]) -> tuple[list[str], list[str]]:
+def group_by_source(
+    clips: Sequence[SourceClip] | SourceClipTable,
+) -> tuple[PackedTexts, list[str]]:
     """Name the source video of each clip.
 
     A source is named "dataset/relative folder/stem without cut marks"; if pictures join
@@ -60,48 +68,88 @@ def group_by_source(clips: Sequence[SourceClip]) -> tuple[list[str], list[str]]:
     Returns:
         The source of each clip, and notes for the user.
     """
-    order = path_order(clips)
-    ordered_clips = [clips[index] for index in order]
+    table = SourceClipTable.of(clips)
+    order = table.path_order()
+    ordered_clips = table.take(order)
     names, series_by_folder = _sources_by_name(ordered_clips)
-    labels = join_by_pictures(ordered_clips, names)
-    notes = _notes_on_series(series_by_folder, _joined_series(ordered_clips, labels))
+    numbers = TextNumbers()
+    for name in names:
+        numbers.add(name)
+    name_numbers, first_clips = numbers.number_all()
+    label_of_name = join_by_pictures(ordered_clips, name_numbers)
+    joined = _joined_names(label_of_name)
 
-    # The first clip of each name, by label.
-    members: dict[int, dict[str, SourceClip]] = defaultdict(dict)
-    for clip, name, label in zip(ordered_clips, names, labels, strict=True):
-        members[label].setdefault(name, clip)
+    labels = label_of_name[name_numbers]
+    joined_series = _joined_series(ordered_clips, labels, series_by_folder)
+    notes = _notes_on_series(series_by_folder, joined_series)
+    notes += _notes_on_joined(ordered_clips, joined, first_clips)
 
-    sources = [""] * len(clips)
-    for index, label in zip(order, labels, strict=True):
-        sources[index] = min(members[label])
-    return sources, notes + _notes_on_joined(members.values())
+    smallest_names = {}
+    for label, numbers_of_label in joined.items():
+        smallest_names[label] = min(names[first_clips[k]] for k in numbers_of_label)
+
+    position_of_clip = np.empty(len(order), np.int32)
+    position_of_clip[order] = np.arange(len(order), dtype=np.int32)
+    sources = PackedTexts()
+    for position in position_of_clip.tolist():
+        label = int(labels[position])
+        sources.append(smallest_names.get(label) or names[position])
+    return sources, notes
 
 
-def _joined_series(clips: Sequence[SourceClip], labels: Sequence[int]) -> set[str]:
-    """Return "folder/base" of numbered names that pictures assign to one source video."""
-    labels_of_series: dict[str, set[int]] = defaultdict(set)
-    for clip, label in zip(clips, labels, strict=True):
-        base = _base_of_number(_without_cut_marks(clip.path.stem))
+def _joined_names(label_of_name: NDArray[np.int32]) -> dict[int, list[int]]:
+    """Return the numbers of the names of each source video that has several, by label;
+    all in the order of their first clips.
+    """
+    counts = np.bincount(label_of_name)
+    joined: dict[int, list[int]] = {}
+    for number in np.flatnonzero(counts[label_of_name] > 1).tolist():
+        joined.setdefault(int(label_of_name[number]), []).append(number)
+    return joined
+
+
+def _joined_series(
+    clips: SourceClipTable,
+    labels: NDArray[np.int32],
+    series_by_folder: dict[str, list[_Series]],
+) -> set[str]:
+    """Return "folder/base" of numbered names that pictures assign to one source video, of
+    folders with one such series.
+    """
+    labels_of_series: dict[str, set[int]] = {}
+    for folder, folder_series in series_by_folder.items():
+        if len(folder_series) == 1:
+            labels_of_series[f"{folder}/{folder_series[0].base}"] = set()
+    for position in range(len(clips) if labels_of_series else 0):
+        path = clips.path(position)
+        base = _base_of_number(_without_cut_marks(path.stem))
         if base is not None:
-            series = f"{clip.path.parent.as_posix()}/{base.casefold()}"
-            labels_of_series[series].add(label)
+            series = f"{path.parent.as_posix()}/{base.casefold()}"
+            if series in labels_of_series:
+                labels_of_series[series].add(int(labels[position]))
     return {series for series, each in labels_of_series.items() if len(each) == 1}
 
 
-def _notes_on_joined(groups: Iterable[dict[str, SourceClip]]) -> list[str]:
+def _notes_on_joined(
+    clips: SourceClipTable,
+    joined: dict[int, list[int]],
+    first_clips: NDArray[np.int32],
+) -> list[str]:
     """Report names that pictures assign to one source video.
 
     Args:
-        groups: for each source video, the first clip of each name.
+        clips: the clips.
+        joined: for each source video with several names, their numbers.
+        first_clips: position of the first clip of each name.
     """
-    joined = [list(group.values()) for group in groups if len(group) > 1]
     if not joined:
         return []
-    first, second = joined[0][:2]
-    name_count = sum(len(clips) for clips in joined)
+    first_numbers = next(iter(joined.values()))[:2]
+    first, second = [clips.path(first_clips[number]) for number in first_numbers]
+    name_count = sum(len(numbers) for numbers in joined.values())
     return [
         f"{name_count} clips show {counted(len(joined), 'source video')}, to judge by their pictures "
-        f"(such as {first.path.name} and {second.path.name})"
+        f"(such as {first.name} and {second.name})"
     ]
 
 
@@ -146,8 +194,10 @@ def hold_out(
         ]
 
     count = max(2, math.floor(fraction * len(names) + 0.5))
-    shuffled_names = sorted(names, key=lambda name: (key(seed, "held out", name), name))
-    held_out_names = set(shuffled_names[:count])
+    drawn_names = heapq.nsmallest(
+        count, names, key=lambda name: (key(seed, "held out", name), name)
+    )
+    held_out_names = set(drawn_names)
     is_held_out = [
         kind == "train" and source in held_out_names
         for source, kind in zip(sources, kinds, strict=True)
@@ -254,8 +304,8 @@ def _few_held_out_notes(held_out: int) -> list[str]:
 
 
 def _sources_by_name(
-    clips: Sequence[SourceClip],
-) -> tuple[list[str], dict[str, list[_Series]]]:
+    clips: SourceClipTable,
+) -> tuple[PackedTexts, dict[str, list[_Series]]]:
     """Name the source of each clip by its file name.
 
     Numbered names are cuts only if their folder has at least two such series: a single
@@ -264,28 +314,35 @@ def _sources_by_name(
     Returns:
         The sources, and the series of each folder.
     """
-    stems = [_without_cut_marks(clip.path.stem) for clip in clips]
-    folders = [clip.path.parent.as_posix() for clip in clips]
-    series_by_folder = _find_series(stems, folders)
+    series_by_folder = _find_series(clips)
+    bases_by_folder = {
+        folder: {series.base for series in folder_series}
+        for folder, folder_series in series_by_folder.items()
+        if len(folder_series) > 1
+    }
 
-    names = []
-    for stem, folder in zip(stems, folders, strict=True):
+    names = PackedTexts()
+    for position in range(len(clips)):
+        folder, stem = _folder_and_stem(clips, position)
         base = _base_of_number(stem)
         name = stem
-        if base is not None and len(series_by_folder[folder]) > 1:
-            series_bases = [series.base for series in series_by_folder[folder]]
-            if base.casefold() in series_bases:
-                name = base
+        if base is not None and base.casefold() in bases_by_folder.get(folder, ()):
+            name = base
         names.append(f"{folder}/{name}")
     return names, series_by_folder
 
 
-def _find_series(
-    stems: Sequence[str], folders: Sequence[str]
-) -> dict[str, list[_Series]]:
+def _folder_and_stem(clips: SourceClipTable, position: int) -> tuple[str, str]:
+    """Return a clip's folder, and its name without suffix and cut marks."""
+    path = clips.path(position)
+    return path.parent.as_posix(), _without_cut_marks(path.stem)
+
+
+def _find_series(clips: SourceClipTable) -> dict[str, list[_Series]]:
     """Return the series of at least two numbered names, by folder."""
     stems_by_base: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for stem, folder in zip(stems, folders, strict=True):
+    for position in range(len(clips)):
+        folder, stem = _folder_and_stem(clips, position)
         base = _base_of_number(stem)
         if base is not None:
             stems_by_base[folder, base.casefold()].add(stem)

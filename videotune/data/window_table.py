@@ -2,6 +2,7 @@
 when it is asked for.
 """
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, overload
@@ -9,6 +10,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from videotune.data.packed_rows import PackedTexts
 from videotune.types import ClipShape, Window
 
 ROWS_TOGETHER = 4096
@@ -151,51 +153,60 @@ class WindowTableBuilder:
     """Collects windows for a table."""
 
     def __init__(self) -> None:
-        self._clip_ids: list[str] = []
+        self._clip_ids = PackedTexts()
         self._companions: dict[int, Companions] = {}
         self._owners: dict[tuple[str, Companions], int] = {}
         self._kinds: dict[Window, int] = {}
-        self._rows: list[tuple[int, int, float, float]] = []
-        self._parts: list[NDArray[Any]] = []
+        self._owner = array("i")
+        self._kind = array("i")
+        self._start = array("d")
+        self._end = array("d")
 
     def add(self, windows: Iterable[Window]) -> None:
-        """Append windows."""
+        """Append windows, in any order of clips."""
         for window in windows:
             name = (window.clip_id, window.companions)
-            owner = self._owners.setdefault(name, len(self._owners))
-            if owner == len(self._clip_ids):
-                self._clip_ids.append(window.clip_id)
-                if window.companions:
-                    self._companions[owner] = window.companions
-            kind = _kind_of(window)
-            number = self._kinds.setdefault(kind, len(self._kinds))
-            self._rows.append((owner, number, window.start, window.end))
-            if len(self._rows) >= ROWS_TOGETHER:
-                self._pack()
+            owner = self._owners.get(name)
+            if owner is None:
+                owner = self._add_owner(window)
+                self._owners[name] = owner
+            self._append(owner, window)
 
-    def _pack(self) -> None:
-        """Put the collected rows into an array."""
-        self._parts.append(np.array(self._rows, ROW_TYPE))
-        self._rows.clear()
+    def add_clip(self, windows: Sequence[Window]) -> None:
+        """Append the windows of a clip that was not added before, which all have the same
+        companions.
+        """
+        if windows:
+            owner = self._add_owner(windows[0])
+            for window in windows:
+                self._append(owner, window)
+
+    def _add_owner(self, window: Window) -> int:
+        """Add the clip of a window with its companions."""
+        owner = len(self._clip_ids)
+        self._clip_ids.append(window.clip_id)
+        if window.companions:
+            self._companions[owner] = window.companions
+        return owner
+
+    def _append(self, owner: int, window: Window) -> None:
+        kind = _kind_of(window)
+        self._owner.append(owner)
+        self._kind.append(self._kinds.setdefault(kind, len(self._kinds)))
+        self._start.append(window.start)
+        self._end.append(window.end)
 
     def table(self) -> WindowTable:
-        """Return the table of all windows."""
-        self._pack()
-        rows = np.concatenate(self._parts)
+        """Return the table of all windows. None may be added any more."""
         return WindowTable(
             clip_ids=self._clip_ids,
             companions=self._companions,
             kinds=tuple(self._kinds),
-            owner=np.ascontiguousarray(rows["owner"]),
-            kind=np.ascontiguousarray(rows["kind"]),
-            start=np.ascontiguousarray(rows["start"]),
-            end=np.ascontiguousarray(rows["end"]),
+            owner=np.frombuffer(self._owner, np.int32),
+            kind=np.frombuffer(self._kind, np.int32),
+            start=np.frombuffer(self._start, np.float64),
+            end=np.frombuffer(self._end, np.float64),
         )
-
-
-ROW_TYPE = np.dtype(
-    [("owner", np.int32), ("kind", np.int32), ("start", float), ("end", float)]
-)
 
 
 def _kind_of(window: Window) -> Window:

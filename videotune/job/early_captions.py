@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from videotune.config.nested_keys import merge
-from videotune.data.candidates import caption_message
+from videotune.data.captions import caption_message
 from videotune.data.clip_file import ClipFile
 from videotune.data.layouts import read_folder
 from videotune.data.probe import VIDEO_SUFFIXES
@@ -47,7 +47,7 @@ def refuse_missing_captions(overrides: Overrides, allow_skips: str | None) -> No
         )
 
 
-def _clips_of(dataset: Mapping[str, Any]) -> list[ClipFile]:
+def _clips_of(dataset: Mapping[str, Any]) -> Sequence[ClipFile]:
     """Return the clips of a folder; none, if its keys choose its files."""
     path = str(dataset.get("path"))
     folder = Path(path).expanduser()
@@ -57,7 +57,7 @@ def _clips_of(dataset: Mapping[str, Any]) -> list[ClipFile]:
     return read_folder(folder)[0]
 
 
-def _videos_without_caption(clips: Sequence[ClipFile]) -> list[ClipFile]:
+def _videos_without_caption(clips: Sequence[ClipFile]) -> Sequence[ClipFile]:
     """Return the videos of a folder that have no caption."""
     videos = [clip for clip in clips if _is_video(clip)]
     sizes = {clip.path: clip.path.stat().st_size for clip in videos}
