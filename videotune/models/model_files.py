@@ -387,7 +387,7 @@ def missing(
         if not part_folder.is_dir() or not any(part_folder.iterdir()):
             absent.append(f"{part}/")
             continue
-        needs_weights = weights and part not in own
+        needs_weights = weights and part not in replaced_parts
         for name in _missing_of_part(part_folder, class_name, needs_weights):
             absent.append(f"{part}/{name}")
     return absent
