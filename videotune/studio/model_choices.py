@@ -105,15 +105,16 @@ def difference(preset: str, reference: str) -> str:
     reference_values = flatten(read_preset(reference))
     parts = []
     for key, name in COMPARED_KEYS.items():
-        value, other = values.get(key), reference_values.get(key)
-        if value == other:
+        value = values.get(key)
+        reference_value = reference_values.get(key)
+        if value == reference_value:
             continue
         if key == "weight_dtype":
             parts.append(f"{name} {WEIGHT_WORDS[value]}")
-        elif other is None or value is None:
+        elif reference_value is None or value is None:
             parts.append(f"{name} {_shown(value or 'automatic')}")
         else:
-            parts.append(f"{name} {_shown(value)} instead of {_shown(other)}")
+            parts.append(f"{name} {_shown(value)} instead of {_shown(reference_value)}")
     return ", ".join(parts) or "the same settings"
 
 
