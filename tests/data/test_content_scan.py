@@ -21,9 +21,9 @@ from tests.support.clips import noise, write_clip, write_image
 from tests.support.landscapes import landscape, pan, shots
 from videotune.data.content_scan import ContentScan, scan_content
 from videotune.data.picture_matching import near_duplicates
-from videotune.data.source_clips import SourceClip
 from videotune.data.probe import probe
 from videotune.data.remarks import Remark
+from videotune.data.source_clips import SourceClip
 from videotune.data.source_videos import group_by_source, hold_out
 from videotune.toy.dataset import write_dataset
 
