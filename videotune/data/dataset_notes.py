@@ -325,6 +325,7 @@ class _CaptionLines:
         """Return a note on these captions."""
         if not self._clips:
             return []
+
         count = f"{self._clips} captions have"
         if self._clips == 1:
             count = "1 caption has"
@@ -433,6 +434,7 @@ class _NumberedStills:
         order = np.argsort(series_of_image, kind="stable")
         numbers = np.frombuffer(self._numbers, np.int64)[order]
         ends = np.cumsum(np.bincount(series_of_image)).tolist()
+
         notes: list[str] = []
         for series, (begin, end) in enumerate(pairwise([0, *ends])):
             present = np.unique(numbers[begin:end])

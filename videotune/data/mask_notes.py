@@ -59,6 +59,7 @@ class MaskNotes:
                 f"{counted(self._start_images, 'image')} of images/ with the name of a video in videos/: "
                 "used as that video's start image, not as a clip"
             )
+
         for role, clips in self._unused.items():
             if clips:
                 note = (
@@ -158,6 +159,7 @@ class _LossMasks:
                 "masks/ beside videos/, name them in the column mask of a metadata file, set their folder "
                 "(datasets.loss_masks), or leave it out."
             )
+
         sources = []
         if self._alpha_masks < self._masks:
             sources.append(f"{self._masks - self._alpha_masks} of files")

@@ -381,6 +381,7 @@ class MediaIndex:
         for names in self._database.names():
             hashes = np.array([hash(name) for name in names], np.int64)
             is_used = np.isin(hashes, used_names)
+
             vanished_names = []
             for name, is_known_to_exist in zip(names, is_used.tolist(), strict=True):
                 if is_known_to_exist:
@@ -407,6 +408,7 @@ class MediaIndex:
                 for name, row in self._database.files_of_sizes(sizes).items()
                 if (row.size, suffix_of(name)) in sizes_and_suffixes
             ]
+
             for first in range(0, len(known_files), LOOKED_UP_TOGETHER):
                 part = known_files[first : first + LOOKED_UP_TOGETHER]
                 values = self._database.contents([row.content for _, row in part])

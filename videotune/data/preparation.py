@@ -73,6 +73,7 @@ def _refuse_missing_captions(candidates: CandidateTable) -> None:
             example = example or file.expected_caption
         else:
             others.append(path_and_detail)
+
     if example is not None:
         raise VideotuneError(
             caption_message(

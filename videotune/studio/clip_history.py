@@ -115,6 +115,7 @@ def actions(project: Project) -> tuple[list[Action], list[Action]]:
     """
     done: dict[str, Action] = {}
     undone: dict[str, Action] = {}
+
     for batch, group in groupby(_lines(project), key=lambda line: line["batch"]):
         lines = tuple(group)
         undone_batch = lines[0].get("undoes")
