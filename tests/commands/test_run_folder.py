@@ -510,7 +510,7 @@ def test_without_room_for_a_copy_a_checkpoint_is_written_at_once(
 
     monkeypatch.setattr(saving, "save_checkpoint", noted)
     monkeypatch.setattr(
-        saving.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000)
+        checkpoint_parts.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000)
     )
     work.train("steps=4", "save_every=2")
     assert threads == ["MainThread"] * 2
