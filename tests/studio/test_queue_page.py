@@ -276,5 +276,6 @@ def test_what_runs_in_another_project_is_shown_with_that_projects_title(
         assert name not in own_page
         assert "run-1" in own_page
     finally:
-        jobs.stop(job)
+        # A job that has just begun may have no process yet that could be asked to end.
+        wait_until(lambda: jobs.stop(job))
         wait_until(lambda: not jobs.read_job(job.folder).is_running)
