@@ -236,7 +236,8 @@ def encode_part(words: argparse.Namespace) -> dict[str, Any]:
     from videotune.config.resolve import parse
     from videotune.data.dataset import scan
     from videotune.data.workers import Workers
-    from videotune.latent_cache.encode import CacheItems, encode_missing, missing_items
+    from videotune.latent_cache.cache_items import CacheItems, missing_items
+    from videotune.latent_cache.encode import encode_missing
     from videotune.latent_cache.keys import CacheKeys
     from videotune.latent_cache.store import LatentCache
     from videotune.models.base_model import of_base, place

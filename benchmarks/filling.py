@@ -31,13 +31,9 @@ from data import bootstrap, make
 from videotune.config.resolve import parse
 from videotune.data.dataset import Library, scan
 from videotune.data.workers import Workers
+from videotune.latent_cache.cache_items import CacheItems, missing_items
 from videotune.latent_cache.decode_ahead import decode_ahead
-from videotune.latent_cache.encode import (
-    CacheItems,
-    encode_missing,
-    missing_items,
-    tensors_of,
-)
+from videotune.latent_cache.encode import encode_missing, tensors_of
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.pixels import to_model
 from videotune.latent_cache.store import LatentCache

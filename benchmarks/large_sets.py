@@ -229,7 +229,7 @@ def memory(field: str) -> float:
 def stand_in_source(job: Any, family: Any) -> Any:
     """Return where batches come from, without models and with an empty cache."""
     from videotune.data.clip_table import MediaSizes, clips_by_id
-    from videotune.latent_cache.batches import BatchSource
+    from videotune.latent_cache.batch_source import BatchSource
     from videotune.latent_cache.keys import CacheKeys
     from videotune.latent_cache.store import LatentCache
     from videotune.trainer.build import make_objective

@@ -36,7 +36,8 @@ from videotune.data.dataset import scan
 from videotune.data.fetch_ahead import FetchAhead
 from videotune.data.locations import open_location
 from videotune.data.workers import Workers, close_default_workers
-from videotune.latent_cache.encode import CacheItems, encode_missing, missing_items
+from videotune.latent_cache.cache_items import CacheItems, missing_items
+from videotune.latent_cache.encode import encode_missing
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.store import LatentCache
 from videotune.memory.accelerator import local_device

@@ -27,7 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from videotune.diffusion.loss import Objective, denoising_loss, flow_path
+from videotune.diffusion.loss import Objective, denoising_loss
+from videotune.diffusion.noise_paths import flow_path
 from videotune.diffusion.timesteps import TimestepSampler, shift_of_tokens
 from videotune.files import read_json, write_json
 from videotune.models.registry import find

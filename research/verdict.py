@@ -35,7 +35,8 @@ from videotune.diffusion.loss import denoising_loss
 from videotune.files import hash_file, read_json, write_json
 from videotune.job.job import open_job
 from videotune.job.overrides import Overrides, resolve_config
-from videotune.latent_cache.batches import BatchSource, assemble
+from videotune.latent_cache.batch_source import BatchSource
+from videotune.latent_cache.batches import assemble
 from videotune.latent_cache.store import LatentCache
 from videotune.models.base import DiffusersModel
 from videotune.rng import generator_for

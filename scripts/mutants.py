@@ -58,7 +58,9 @@ TESTS = {
         "tests/trainer/test_step.py",
         "tests/effects/test_effects_model.py",
     ],
+    "diffusion/base_targets.py": ["tests/diffusion"],
     "diffusion/loss.py": ["tests/diffusion"],
+    "diffusion/noise_paths.py": ["tests/diffusion"],
     "diffusion/timesteps.py": ["tests/diffusion"],
     "exporter/adapter_export.py": [
         "tests/exporter",
@@ -77,6 +79,10 @@ TESTS = {
                 "test_modules_with_scales_of_their_own_are_drawn_and_merged_as_trained",
             )
         ),
+    ],
+    "latent_cache/batch_source.py": [
+        "tests/latent_cache",
+        "tests/effects/test_effects_companions.py",
     ],
     "latent_cache/batches.py": [
         "tests/latent_cache",

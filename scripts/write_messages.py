@@ -67,6 +67,12 @@ def template(text: ast.expr, parts: dict[str, ast.expr]) -> str:
             return f"{{{ast.unparse(text)}}}"
 
 
+def yields_faults(path: Path) -> bool:
+    """Whether the generators of a module yield the faults of a config."""
+    is_of_config = path.parent.name == "config"
+    return is_of_config and path.stem.endswith(("_checks", "validators"))
+
+
 def messages() -> Iterator[str]:
     """A line for each place that makes an error."""
     files = sorted((ROOT / "videotune").rglob("*.py"))
@@ -86,10 +92,7 @@ def messages() -> Iterator[str]:
                 and node.args
             ):
                 text = node.args[0]
-            elif isinstance(node, ast.Yield) and path.name in (
-                "validators.py",
-                "pass_settings.py",
-            ):  # the faults of a config
+            elif isinstance(node, ast.Yield) and yields_faults(path):
                 text = node.value
             if text is not None:
                 parts = named_parts(function, node.lineno)

@@ -1,4 +1,4 @@
-"""Files that are complete or absent, checked JSON, hashes, and a run's heartbeat file.
+"""Files that are complete or absent, checked JSON, and hashes.
 
 A file is written under another name, synced, and then renamed.
 """
@@ -11,7 +11,6 @@ import os
 import re
 import secrets
 import shutil
-import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -19,10 +18,9 @@ from difflib import get_close_matches
 from functools import cache
 from io import FileIO
 from pathlib import Path
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any
 
 from annotated_types import Interval, Predicate
-from typing_extensions import TypedDict
 
 from videotune._version import BEGUN
 from videotune.bounds import read_at_most
@@ -33,12 +31,6 @@ OUT_OF_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 PIECE_CHARS = 1 << 16
 """Characters of JSON that are written together, at least."""
-
-LATE = 30.0
-"""Age in seconds from which a heartbeat is that of a dead process.
-
-A living process writes it six times as often.
-"""
 
 LATEST_TIME = 2.5e11
 """Seconds since 1970 that a calendar can show, at most."""
@@ -491,53 +483,3 @@ Moment = Annotated[float, Interval(ge=0, le=LATEST_TIME)]
 
 ProcessId = Annotated[int, Interval(ge=1, le=MAX_PROCESS_ID)]
 """The number of a process."""
-
-
-class Heartbeat(TypedDict):
-    """``heartbeat.json`` of a run."""
-
-    pid: ProcessId
-    host: str
-    step: Count
-    state: str
-    time: Moment
-    started: NotRequired[Moment]
-    since: NotRequired[Moment]
-    progress: NotRequired[dict[str, str | Count] | None]
-    seconds: NotRequired[dict[str, Number]]
-    ranks: NotRequired[Any]  # runs/rank_figures.py checks each
-
-
-def life(run: Path, now: float | None = None) -> dict[str, Any] | None:
-    """Return a run's last heartbeat, with whether its process is alive.
-
-    On the machine that wrote it, a process with its number must exist. On another
-    machine, or if the number was reused, its age decides.
-
-    Args:
-        run: The run folder.
-        now: The time. None: the present.
-
-    Returns:
-        The heartbeat with "alive", "heard" (its time) and "age"; None without a valid
-        one.
-    """
-    path = run / "heartbeat.json"
-    try:
-        facts: Heartbeat = read_typed(path, Heartbeat)
-        heard = max(facts["time"], path.stat().st_mtime)
-    except (OSError, ValueError):
-        return None  # no heartbeat, or a damaged one
-    if heard > LATEST_TIME:
-        return None
-
-    age = (time.time() if now is None else now) - heard
-    is_local = facts["host"] == socket.gethostname()
-    is_recent = facts["state"] != "ended" and age < LATE
-    is_alive = is_recent and (not is_local or psutil.pid_exists(facts["pid"]))
-    return {
-        **facts,
-        "heard": heard,
-        "age": round(max(0.0, age), 1),
-        "alive": is_alive,
-    }

@@ -234,6 +234,10 @@ class ModelSpec:
     """Numbers that text encoders give of a caption in addition to its ``text_tokens``
     states.
     """
+    authors_read_otherwise: bool = False
+    """Whether the authors' code and ComfyUI read captions otherwise than diffusers'
+    pipeline does.
+    """
     authors_text: bool = False
     """Whether captions are read as the authors' code reads them, not as diffusers'
     pipeline does (``DiffusersModel.with_authors_text``).

@@ -19,12 +19,13 @@ from tests.support.command_line import Patch, train
 from tests.support.run_processes import KILLED, Running, Work, resume, start
 from tests.support.run_results import assert_same_run, complete, of_kind, steps_of
 from videotune.errors import DONE, FAILED, INTERRUPTED, VideotuneError
-from videotune.files import LATE, life, read_json
+from videotune.files import read_json
 from videotune.job.overrides import Overrides
 from videotune.reporter.build import page
 from videotune.reporter.read import read_run
 from videotune.runs.heartbeat import Heartbeat, keep_heartbeat
 from videotune.runs.journal import read_journal
+from videotune.runs.run_life import LATE, life
 from videotune.trainer import gradients, setup
 from videotune.trainer.ema import EmaWeights
 

@@ -40,8 +40,9 @@ from tests.support.small_disk import (
     in_the_second_save,
 )
 from videotune.errors import DONE, FAILED, INTERRUPTED, DoesNotFit, VideotuneError
-from videotune.files import life, read_json
+from videotune.files import read_json
 from videotune.job.overrides import Overrides
+from videotune.runs.run_life import life
 from videotune.trainer import saving
 
 pytestmark = pytest.mark.usefixtures("server")

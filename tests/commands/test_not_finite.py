@@ -29,7 +29,7 @@ from tests.support.run_results import (
 from videotune.config.resolve import parse
 from videotune.errors import DONE, FAILED, SKIPPED, DoesNotFit, VideotuneError
 from videotune.files import read_json
-from videotune.latent_cache.batches import BatchSource
+from videotune.latent_cache.batch_source import BatchSource
 from videotune.memory.out_of_memory import is_out_of_memory
 from videotune.planner.out_of_memory import remedies
 from videotune.trainer import gradients as gradients_module

@@ -23,7 +23,7 @@ from tests.support.out_of_memory import OUT_OF_MEMORY
 from tests.support.run_processes import Make, Work, resume
 from tests.support.run_results import assert_same_run, of_kind, same_tensors, state
 from tests.support.tiny_networks import deepen
-from videotune.cli.plan import ROWS, curve
+from videotune.cli.plan_noise_levels import ROWS, curve
 from videotune.cli.plan_options import parse_vram
 from videotune.commands.plan import COLUMNS, levels, noise_levels
 from videotune.commands.plan import plan as plan_run
@@ -164,6 +164,20 @@ def test_a_plan_for_a_card_begins_with_its_verdict(
             Overrides(family="wan", data=settings.data, sets=("resolution=32x32",)),
             vram=8,
         )
+
+
+def test_ways_are_compared_if_they_are_asked_for(
+    overrides: Make, capsys: Printed
+) -> None:
+    settings = overrides("steps=10", "batch_size=2")
+    assert plan(settings, card="rtx 3060 12gb") == DONE
+    assert "ways of computing a step" not in capsys.readouterr().out
+    assert plan(settings, card="rtx 3060 12gb", ways=True) == DONE
+    printed = capsys.readouterr().out
+    assert "ways of computing a step" in printed
+    for text in ("IN_PARTS", "CPU_OFFLOADED"):
+        assert text in printed, text
+    assert "INT_8" not in printed, "no layer of the tiny model is wide enough"
 
 
 def test_without_a_gpu_the_plan_is_for_the_cpu(

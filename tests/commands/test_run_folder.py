@@ -55,7 +55,7 @@ from videotune.runs.journal import read_journal
 from videotune.runs.rollback import FACTS
 from videotune.runs.run_dir import OWN, SCHEDULER, begin, only_process, poll_control
 from videotune.runs.schemas import read_record
-from videotune.trainer import loop, saving
+from videotune.trainer import checkpoint_parts, loop, saving
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -510,7 +510,9 @@ def test_without_room_for_a_copy_a_checkpoint_is_written_at_once(
 
     monkeypatch.setattr(saving, "save_checkpoint", noted)
     monkeypatch.setattr(
-        saving.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000)
+        checkpoint_parts.psutil,
+        "virtual_memory",
+        lambda: SimpleNamespace(available=1000),
     )
     work.train("steps=4", "save_every=2")
     assert threads == ["MainThread"] * 2

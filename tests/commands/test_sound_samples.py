@@ -19,7 +19,7 @@ from videotune.commands.sample_options import SampleOptions
 from videotune.data.probe import probe
 from videotune.data.sound import read_sound
 from videotune.errors import DONE, VideotuneError
-from videotune.validation.selection import sample_metrics_plan
+from videotune.validation.sample_metrics_plan import sample_metrics_plan
 
 MODES = {"joint": '["video", "sound"]', "foley": '["sound"]', "to video": '["video"]'}
 

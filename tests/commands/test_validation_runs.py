@@ -55,7 +55,7 @@ from videotune.validation.overhead import (
     share_of_run,
     total_share,
 )
-from videotune.validation.selection import (
+from videotune.validation.sample_metrics_plan import (
     metric_prompts,
     metric_shape,
     sample_metrics_plan,

@@ -5,18 +5,16 @@ import torch
 from torch import Tensor, nn
 
 from tests.diffusion.test_timesteps import CONSTANTS
+from videotune.diffusion.base_targets import BaseGuidance, guided_target, prior_target
 from videotune.diffusion.loss import (
-    BaseGuidance,
     Objective,
     denoising_loss,
-    guided_target,
     noisy_and_velocity,
     objective,
-    prior_target,
     robust,
-    scaled_linear_alphas_cumprod,
     weighted_mean,
 )
+from videotune.diffusion.noise_paths import scaled_linear_alphas_cumprod
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import VideotuneError
 from videotune.types import Batch, Conditioning

@@ -7,14 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from tests.diffusion.test_loss import V, batch_of, conv, numbers
+from videotune.diffusion.base_targets import data_velocity, prior_target
 from videotune.diffusion.loss import (
     Objective,
-    data_velocity,
     denoising_loss,
     noisy_and_velocity,
     noisy_sound,
     objective,
-    prior_target,
     robust,
 )
 from videotune.diffusion.timesteps import TimestepSampler

@@ -19,9 +19,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.tiny_networks import no_host_sync
-from videotune.diffusion.loss import (
+from videotune.diffusion.loss import objective
+from videotune.diffusion.noise_paths import (
     flow_path,
-    objective,
     scaled_linear_alphas_cumprod,
     v_path,
 )

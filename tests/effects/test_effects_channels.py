@@ -14,7 +14,8 @@ import torch
 from tests.support.clips import noise, write_clip, write_dataset, write_image
 from tests.support.trainers import Lab, job_of, source_of
 from videotune.errors import VideotuneError
-from videotune.latent_cache.batches import BatchSource, draws_of, make_step_batch
+from videotune.latent_cache.batch_source import BatchSource
+from videotune.latent_cache.batches import draws_of, make_step_batch
 from videotune.sampling.given_files import GivenFiles, refuse_given
 from videotune.sampling.given_latents import encode_given
 from videotune.trainer.build import open_models, plain_batch

@@ -19,7 +19,8 @@ from tests.support.run_results import film, of_kind
 from tests.support.trainers import Lab, job_of, source_of, take_steps, trainer_of
 from videotune.diffusion.loss import denoising_loss
 from videotune.errors import VideotuneError
-from videotune.latent_cache.batches import BatchSource, draws_of, make_step_batch
+from videotune.latent_cache.batch_source import BatchSource
+from videotune.latent_cache.batches import draws_of, make_step_batch
 from videotune.latent_cache.condition_reader import SampleConditions
 from videotune.latent_cache.conditions import known_cells
 from videotune.model_spec import VideoRules

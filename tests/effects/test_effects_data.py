@@ -28,10 +28,12 @@ from tests.support.trainers import (
     text_of,
     trainer_of,
 )
+from videotune.data.remarks import codes_of
 from videotune.errors import DoesNotFit, VideotuneError
-from videotune.job.job import refuse_skips
+from videotune.job.skips import refuse_skips
 from videotune.latent_cache.batches import make_step_batch
 from videotune.rng import generator_for
+from videotune.validation.overhead import notes_on_validations
 
 Counted = Callable[..., list[list[int]]]
 
@@ -552,6 +554,24 @@ def test_captions_are_dropped_for_the_empty_one(lab: Lab) -> None:
     ]
     kept = make_step_batch(source_of(lab, {"batch_size": 4, "shuffle": False}), 1).batch
     assert torch.equal(kept.conditioning.text, text_of(lab, *captions))
+
+
+@pytest.mark.parametrize(("steps", "is_too_short"), [(2, True), (4, False)])
+def test_a_plan_says_that_a_run_is_too_short_for_a_verdict(
+    lab: Lab, twenty: Path, steps: int, is_too_short: bool
+) -> None:
+    """A verdict takes three validations; the first is that of the base model."""
+    knobs = {
+        "validation_fraction": 0.1,
+        "validate_every": 2,
+        "steps": steps,
+        "video_config.frames": 5,
+    }
+    notes = notes_on_validations(job_of(lab, knobs, twenty))
+    assert codes_of(notes) == ["few_validations"] * is_too_short
+    assert not notes_on_validations(job_of(lab, knobs | {"validate_every": 0}, twenty))
+    without = knobs | {"validation_fraction": 0}
+    assert not notes_on_validations(job_of(lab, without, twenty))
 
 
 @pytest.mark.effect("validation_fraction", "validation_windows")

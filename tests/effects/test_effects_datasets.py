@@ -22,7 +22,8 @@ from tests.support.trainers import Lab, job_of, pixels, run_steps, source_of, tr
 from videotune.data.dataset import to_json
 from videotune.data.object_files import objects_folder
 from videotune.errors import VideotuneError
-from videotune.job.job import Job, refuse_skips
+from videotune.job.job import Job
+from videotune.job.skips import refuse_skips
 from videotune.latent_cache.batches import draws_of, make_step_batch
 from videotune.latent_cache.sampler import sample_indices
 from videotune.latent_cache.store import LatentCache

@@ -336,6 +336,23 @@ def measured(
     return line, calls, trainer.run
 
 
+def test_a_page_can_count_the_samples_that_are_measured(lab: Lab) -> None:
+    """The heartbeat has how many are done, of how many."""
+    trainer = trainer_of(lab, PROBED)
+    counts: list[tuple[str, int, int]] = []
+    trainer.heartbeat.progress = lambda subject, done, total: counts.append(  # type: ignore[method-assign]
+        (subject, done, total)
+    )
+    probe(trainer, 0)
+    assert counts
+    assert counts[-1][0] == "sample metrics"
+    assert (
+        counts[-1][1]
+        == counts[-1][2]
+        == len(list((trainer.run / "sample_metrics").glob("*.mp4")))
+    )
+
+
 @pytest.mark.effect("sample_metrics.budget")
 @pytest.mark.parametrize(
     ("budget", "steps", "not_measured"),

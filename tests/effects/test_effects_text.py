@@ -20,6 +20,7 @@ from tests.support.trainers import (
     weights,
     written,
 )
+from videotune.data.remarks import codes_of
 from videotune.errors import VideotuneError
 from videotune.latent_cache.batches import make_step_batch
 from videotune.trainer.trainer import Trainer
@@ -421,6 +422,31 @@ def test_captions_of_older_ltx_are_read_as_diffusers_or_its_authors_read_them(
     assert not torch.allclose(own, theirs, atol=1e-3)
     assert torch.equal(plain.x0, masked.x0)
     assert torch.equal(batch("diffusers").conditioning.text, plain.conditioning.text)
+
+
+@pytest.mark.parametrize(
+    ("version", "convention", "codes"),
+    [
+        ("0.9.0", "diffusers", ["caption_reading"]),
+        ("0.9.1", "diffusers", ["caption_reading"]),
+        ("0.9.0", "authors", []),
+        ("0.9.7", "diffusers", []),
+    ],
+)
+def test_a_plan_says_where_comfyui_reads_captions_differently(
+    lab: Lab,
+    tiny_bases: Callable[..., Path],
+    version: str,
+    convention: str,
+    codes: list[str],
+) -> None:
+    knobs = {
+        "base_model_name": str(tiny_bases("ltx_video", version)),
+        "resolution": "32x32",
+        "text_encoder.convention": convention,
+    }
+    notes = job_of(lab, knobs).notes
+    assert [code for code in codes_of(notes) if code == "caption_reading"] == codes
 
 
 def test_a_family_of_one_convention_refuses_another(lab: Lab) -> None:

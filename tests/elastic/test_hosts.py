@@ -96,9 +96,9 @@ def test_two_hosts_go_on_without_the_third(
     sentence = "another process of the run is gone"
     if how == "cut off":
         sentence = "no sign of life from 2 of the run's processes"
-    wait_until(lambda: "failed (exitcode: 1)" in printed(logs[:1]), "the stop", logs)
+    # The first launcher to see its process fail stops the other's, which may say nothing.
+    wait_until(lambda: sentence in printed(logs[:2]), "the stop", logs)
     assert time.monotonic() - lost_at < EXPECTED_STOP
-    assert sentence in printed(logs[:1])
 
     assert [ended(launcher, logs) for launcher in launchers[:2]] == [DONE] * 2
     (line,) = work.resumes()

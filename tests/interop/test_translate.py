@@ -18,11 +18,8 @@ from videotune.config.suggestions import flat_leaves, others
 from videotune.errors import VideotuneError
 from videotune.interop.conversions import CONVERSIONS
 from videotune.interop.foreign_config import ForeignConfig, read_foreign_config
-from videotune.interop.translate import (
-    Imported,
-    load_rules,
-    translate,
-)
+from videotune.interop.rule_tables import load_rules
+from videotune.interop.translate import Imported, translate
 from videotune.interop.translated_key import TranslatedKey
 from videotune.models.registry import find
 

@@ -29,13 +29,10 @@ from videotune.diffusion.timesteps import TimestepSampler
 from videotune.job.job import Job, open_job
 from videotune.job.overrides import Overrides, resolve_config
 from videotune.latent_cache import batches as batch_module
-from videotune.latent_cache.batches import BatchSource, make_step_batch
-from videotune.latent_cache.encode import (
-    CacheItems,
-    encode_sample,
-    items_by_entry,
-    missing_items,
-)
+from videotune.latent_cache.batch_source import BatchSource
+from videotune.latent_cache.batches import make_step_batch
+from videotune.latent_cache.cache_items import CacheItems, items_by_entry, missing_items
+from videotune.latent_cache.encode import encode_sample
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.read_ahead import stream
 from videotune.latent_cache.sampler import Schedule, sample_indices

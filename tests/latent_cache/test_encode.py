@@ -24,13 +24,8 @@ from videotune.data.workers import Workers
 from videotune.errors import VideotuneError
 from videotune.files import hash_file
 from videotune.latent_cache import decode_ahead, keys
-from videotune.latent_cache.encode import (
-    CacheItems,
-    cut_captions,
-    encode_missing,
-    items_by_entry,
-    missing_items,
-)
+from videotune.latent_cache.cache_items import CacheItems, items_by_entry, missing_items
+from videotune.latent_cache.encode import cut_captions, encode_missing
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.pixels import to_model
 from videotune.latent_cache.store import LatentCache

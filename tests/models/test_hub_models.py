@@ -90,7 +90,9 @@ def placed(server: Any, tmp_path: Path, capfd: command_line.Printed) -> Placed:
             try:
                 if file is None:
                     weights = what == "weights"
-                    found = hub.fetch(name, weights=weights, own=(), echo=said.append)
+                    found = hub.fetch(
+                        name, weights=weights, replaced_parts=(), echo=said.append
+                    )
                 else:
                     files = {"transformer": file}
                     found = place(name, files=files, echo=said.append).folder

@@ -19,10 +19,11 @@ from tests.support.oracles import oracle
 from videotune.adapters.lora import add_lora
 from videotune.config.resolve import resolve
 from videotune.config.sections import Lora
-from videotune.diffusion.loss import denoising_loss, objective, prior_target
+from videotune.diffusion.base_targets import prior_target
+from videotune.diffusion.loss import denoising_loss, objective
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import VideotuneError
-from videotune.latent_cache.conditions import put_start_images
+from videotune.latent_cache.given_cells import put_start_images
 from videotune.models.kandinsky5 import CROP, REPAINTED, TEMPLATE
 from videotune.types import ClipShape, SampleRequest
 

@@ -14,7 +14,8 @@ from torch import nn
 
 from tests.support import families
 from tests.support.families import Open
-from videotune.diffusion.loss import Objective, denoising_loss, flow_path
+from videotune.diffusion.loss import Objective, denoising_loss
+from videotune.diffusion.noise_paths import flow_path
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.types import Batch, Sound
 

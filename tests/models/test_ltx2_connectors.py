@@ -19,13 +19,9 @@ from videotune.adapters.adapter_types import by_module
 from videotune.adapters.lora import ADAPTER, adapter_off, add_lora, idle_targets
 from videotune.adapters.lora import matching as targeted
 from videotune.config.sections import Lora
-from videotune.diffusion.loss import (
-    BaseGuidance,
-    Objective,
-    denoising_loss,
-    flow_path,
-    guided_target,
-)
+from videotune.diffusion.base_targets import BaseGuidance, guided_target
+from videotune.diffusion.loss import Objective, denoising_loss
+from videotune.diffusion.noise_paths import flow_path
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_export import export_lora, read_adapter

@@ -19,13 +19,9 @@ from transformers.audio_utils import mel_filter_bank, spectrogram
 from tests.support import families
 from tests.support.families import Open
 from videotune.adapters.lora import idle_targets, matching
-from videotune.diffusion.loss import (
-    Objective,
-    denoising_loss,
-    flow_path,
-    predict_and_target,
-    prior_target,
-)
+from videotune.diffusion.base_targets import prior_target
+from videotune.diffusion.loss import Objective, denoising_loss, predict_and_target
+from videotune.diffusion.noise_paths import flow_path
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import VideotuneError
 from videotune.models.base_model import spec_for

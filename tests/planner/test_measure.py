@@ -17,10 +17,10 @@ from videotune.planner.measure import (
     FakeRun,
     _block_bytes,
     fake_mode,
-    read_deep,
     to_fake,
     weight_bytes,
 )
+from videotune.planner.shallow_networks import read_deep
 from videotune.trainer.build import weights_of
 from videotune.types import ClipShape
 

@@ -117,9 +117,10 @@ def test_the_channels_of_an_image_are_a_second_clip_to_encode(
 
 
 def test_a_part_of_work_starts_as_many_kernels() -> None:
-    work = Work(flops=80, attention=40, moved=20, operations=7)
-    assert work.shared(4) == Work(flops=20, attention=10, moved=5, operations=7)
-    assert work.plus(Work(1, 2, 3, 4), 10) == Work(90, 60, 50, 47)
+    work = Work(flops=80, attention=40, moved=20, operations=7, eight_bit=8)
+    part = Work(flops=20, attention=10, moved=5, operations=7, eight_bit=2)
+    assert work.shared(4) == part
+    assert work.plus(Work(1, 2, 3, 4, 5), 10) == Work(90, 60, 50, 47, 58)
 
 
 def test_a_shared_sample_is_a_part_and_an_exchange_for_each_attention() -> None:

@@ -302,6 +302,12 @@ def test_a_step_takes_as_long_as_the_slowest_of_card_host_and_link() -> None:
     unknown = replace(card, bandwidth=None, reached=0.5)
     assert memory.seconds(many, 1, unknown) == pytest.approx(6)
 
+    # Of two parts of products one is of eight bits, which takes half the time.
+    in_eight_bits = replace(training, work=replace(work, eight_bit=1e12))
+    saved = 0.5 / memory.PRODUCTS_REACH
+    assert memory.seconds(in_eight_bits, 1, card) == pytest.approx(on_card - saved)
+    assert memory.seconds(in_eight_bits, 1, unknown) == pytest.approx(5)
+
 
 def test_compiled_blocks_move_less_and_start_less() -> None:
     """How much they save depends on the step: nothing of its products and attention."""

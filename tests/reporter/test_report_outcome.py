@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from tests.support import reports
-from videotune.files import LATE, life
 from videotune.reporter.build import summary
 from videotune.reporter.read import read_run
+from videotune.runs.run_life import LATE, life
 from videotune.text import moment
 from videotune.validation.overfitting import judge
 
@@ -357,6 +357,11 @@ def test_a_figure_of_the_held_out_clips_is_the_same_on_the_whole_page(
         (
             (1.0, 0.9, 0.8, 0.7),
             f"LEARNING It was still learning at step 30: {ERROR} 70% of the base model's at step 30, and falls.",
+            30,
+        ),
+        (
+            (1.0, 0.8, 0.6, 0.5, 0.505),
+            f"LEARNING It was still learning at step 40: {ERROR} 50% of the base model's at step 30. ",
             30,
         ),
         (

@@ -10,13 +10,9 @@ from tests.simcuda import card
 from tests.simcuda.child import on_card
 from tests.simcuda.lab import PLAIN, Lab
 from tests.support.run_parts import open_run
+from videotune.latent_cache.cache_items import CacheItems, missing_items
 from videotune.latent_cache.decode_ahead import frames_of
-from videotune.latent_cache.encode import (
-    CacheItems,
-    encode_missing,
-    missing_items,
-    tensors_of,
-)
+from videotune.latent_cache.encode import encode_missing, tensors_of
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.pixels import to_model
 from videotune.latent_cache.store import LatentCache

@@ -16,7 +16,7 @@ from scripts.studio_pictures import take_pictures
 from tests.support.browser import make_project, open_page, open_studio, violations
 from tests.support.waiting import wait_until
 from videotune.config.nested_keys import flatten
-from videotune.files import life
+from videotune.runs.run_life import life
 from videotune.studio import projects
 
 AROUND = 90.0

@@ -13,9 +13,9 @@ import pytest
 from tests.support.browser import WAIT, Studio, started_studio
 from tests.support.driver import build_driver
 from tests.support.waiting import wait_until
-from videotune.files import life
 from videotune.queue import jobs
 from videotune.queue.entries import GPU_VARIABLE, entries
+from videotune.runs.run_life import life
 from videotune.studio import projects
 from videotune.studio.header import QUEUE_FOLDER
 

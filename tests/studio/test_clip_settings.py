@@ -18,7 +18,6 @@ from videotune.studio import (
     projects,
     queue_page,
     run_settings,
-    setup_page,
 )
 
 SETUP = "/p/cats/setup"
@@ -138,4 +137,4 @@ def test_a_config_that_was_edited_writes_no_other_files(cats: projects.Project) 
         assert projects.clip_settings(cats).caption_extension == ".txt"
     projects.save_draft(cats, {"datasets": [{"path": "/etc"}]})
     assert projects.datasets(cats) == [{"path": str(cats.folder / "clips")}]
-    assert setup_page.clip_keys_of(None) == {}
+    assert form.clip_keys_of(None) == {}

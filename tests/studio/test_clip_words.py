@@ -15,8 +15,8 @@ from videotune.commands.check import check as run_check
 from videotune.config.schema import leaves
 from videotune.data.remarks import Remark, RemarkCode
 from videotune.files import write_json
-from videotune.studio import clip_words, clips, projects
-from videotune.studio.clips import UNKNOWN
+from videotune.studio import clip_row, clip_words, clips, projects
+from videotune.studio.clip_row import UNKNOWN
 
 DATA = "/p/cats/data"
 
@@ -94,7 +94,7 @@ def test_cards_filter_player_and_counts_share_their_words(
         (badge,) = text_of(player, r'<span class="badge [^>]*>[^<]+</span>')
         assert badge in cards
         assert badge.capitalize() in options
-        state = clips.state_of(clips.table(cats).rows[f"clips/{name}.mp4"])
+        state = clip_row.state_of(clips.table(cats).rows[f"clips/{name}.mp4"])
         shown = client.get(f"{DATA}/tiles", params={"state": state}).text
         assert f'data-path="clips/{name}.mp4"' in shown
 
@@ -187,10 +187,10 @@ def test_notes_name_settings_by_their_names_and_no_model_before_one_is_chosen(
 
 def test_a_clip_in_another_folder_says_no_more_than_is_known() -> None:
     row = UNKNOWN | {"state": "skipped", "reason": "missing_caption", "caption": ""}
-    assert clips.state_of(row) == "without"
-    assert clips.state_of(UNKNOWN | {"caption": "x"}) == "new"
+    assert clip_row.state_of(row) == "without"
+    assert clip_row.state_of(UNKNOWN | {"caption": "x"}) == "new"
     written = row | {"state": "new", "part": "clips", "caption": "a cat"}
-    assert clips.state_of(written) == "new", "its caption was written since"
+    assert clip_row.state_of(written) == "new", "its caption was written since"
 
 
 def test_a_check_says_what_each_warning_is_about(tmp_path: Path) -> None:

@@ -357,7 +357,7 @@ def test_a_model_writes_captions_and_undo_takes_them_back(
         bird = home.folder / "clips/bird.txt"
         until(bird.is_file)
         assert bird.read_text() == "ohwx, A disc that moves.\n"
-        page.locator("#counts .btn", has_text="Undo: auto-caption").click()
+        page.locator("#counts .btn", has_text="Undo auto-caption of").click()
         until(lambda: not bird.exists())
     assert (home.folder / "clips/cat.txt").read_text() == "a cat that runs\n"
 

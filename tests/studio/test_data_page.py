@@ -20,7 +20,15 @@ from tests.support.clips import write_clip
 from tests.support.job_folders import ended_job
 from videotune.errors import VideotuneError
 from videotune.files import write_json
-from videotune.studio import captions_edit, clips, media, projects, trash
+from videotune.studio import (
+    captions_edit,
+    clip_history,
+    clips,
+    media,
+    projects,
+    trash,
+    undo,
+)
 
 MP4 = b"\0\0\0\x20ftypisom" + b"\0" * 64
 
@@ -74,7 +82,7 @@ def test_another_caption_on_the_disk_is_a_conflict(
         f"{DATA}/caption", data={"path": "clips/a.mp4", "was": "old", "text": "a cat"}
     )
     assert answer.status_code == 204, "both say the same"
-    assert captions_edit.history(cats) == []
+    assert clip_history.caption_changes(cats) == []
 
 
 def test_a_listed_caption_is_shown_and_cannot_be_changed(
@@ -119,15 +127,15 @@ def test_a_batch_is_undone_once_and_what_changed_since_stays(
         cats, {name: f"new {text}".strip() for name, text in before.items()}, "replace"
     )
     captions_edit.change(cats, {"clips/a.mp4": "mine"}, "edit")
-    captions_edit.undo(cats)
+    undo.undo(cats)
     assert captions(cats)["clips/a.mp4"] == "new a cat"
     (cats.folder / "clips/b.txt").write_text("by another program\n")
-    captions_edit.undo(cats)
+    undo.undo(cats)
     assert captions(cats) == {**before, "clips/b.mp4": "by another program"}
     assert not (cats.folder / "clips/c.txt").exists()
     with pytest.raises(VideotuneError, match="no change"):
-        captions_edit.undo(cats)
-    names = [line["name"] for line in captions_edit.history(cats, "a.mp4")]
+        undo.undo(cats)
+    names = [line["name"] for line in clip_history.caption_changes(cats, "a.mp4")]
     assert names == ["a.mp4"] * 4, "what happened to a clip, with its undoing"
 
 
@@ -135,14 +143,14 @@ def test_the_history_outlives_a_torn_line_and_follows_a_moved_clip(
     client: Any, cats: projects.Project
 ) -> None:
     captions_edit.change(cats, {"clips/a.mp4": "one"}, "edit")
-    with (cats.folder / captions_edit.HISTORY).open("a") as file:
+    with (cats.folder / clip_history.HISTORY).open("a") as file:
         file.write('{"batch": "torn\n[1]\n')
     clips.move(cats, ["clips/a.mp4"], "held-out")
-    assert [line["before"] for line in captions_edit.history(cats, "a.mp4")] == [
+    assert [line["before"] for line in clip_history.caption_changes(cats, "a.mp4")] == [
         "a cat"
     ]
     assert "a cat" in client.get(f"{DATA}/clip", params={"path": "held-out/a.mp4"}).text
-    captions_edit.undo(cats)
+    undo.undo(cats)
     assert (cats.folder / "held-out/a.txt").read_text() == "a cat\n"
 
 
@@ -186,10 +194,10 @@ def test_a_captioning_job_is_one_change(
     (cats.folder / "clips/c.txt").write_text("by a model\n")
     captions_edit.finish_jobs(cats)
     captions_edit.finish_jobs(cats)
-    assert [line["by"] for line in captions_edit.latest_change(cats)] == [
+    assert [line["by"] for line in clip_history.caption_changes(cats)] == [
         "auto-caption"
     ]
-    captions_edit.undo(cats)
+    undo.undo(cats)
     assert not (cats.folder / "clips/c.txt").exists()
 
 

@@ -17,6 +17,7 @@ from videotune.hub_errors import hub_problem
 from videotune.lazy import huggingface_hub as hub
 from videotune.studio import (
     default_root,
+    far_values,
     form,
     gpu,
     model_choices,
@@ -195,12 +196,14 @@ def test_a_number_that_can_mean_two_is_refused_with_both() -> None:
 def test_a_costly_value_is_noted_with_hours_and_disk() -> None:
     usual = form.inherited_values("toy")
     values = {"steps": 999_999_999, "learning_rate": 10.0}
-    notes = form.unusual_values(values, usual, "It takes 31 years and 900 GB of disk.")
+    notes = far_values.unusual_values(
+        values, usual, "It takes 31 years and 900 GB of disk."
+    )
     assert "times the usual" in notes["steps"]
     assert "e+" not in notes["steps"]
     assert notes["steps"].endswith("It takes 31 years and 900 GB of disk.")
     assert "31 years" not in notes["learning_rate"], "it takes no longer"
-    assert form.unusual_values({"steps": usual["steps"] * 9}, usual) == {}
+    assert far_values.unusual_values({"steps": usual["steps"] * 9}, usual) == {}
 
 
 @pytest.mark.parametrize(

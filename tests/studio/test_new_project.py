@@ -9,7 +9,14 @@ import pytest
 from videotune.data.remarks import Remark
 from videotune.files import read_json
 from videotune.models.model_files import CONFIGS
-from videotune.studio import clips, gpu, model_choices, projects, queue_page
+from videotune.studio import (
+    clip_row,
+    gpu,
+    model_choices,
+    project_names,
+    projects,
+    queue_page,
+)
 from videotune.studio.first_model import first_model
 from videotune.studio.model_choices import ChosenCard
 
@@ -204,7 +211,7 @@ def test_a_config_of_another_trainer_becomes_a_project(
 def test_two_projects_never_have_one_name(tmp_path: Path) -> None:
     made = [projects.create(tmp_path, "x" * 78) for _ in range(3)]
     assert len({project.title for project in made}) == 3
-    assert max(len(project.title) for project in made) <= projects.MAX_TITLE_LENGTH
+    assert max(len(project.title) for project in made) <= project_names.MAX_TITLE_LENGTH
 
 
 def test_without_a_model_clips_are_checked_but_nothing_is_said_of_its_sizes(
@@ -219,6 +226,6 @@ def test_without_a_model_clips_are_checked_but_nothing_is_said_of_its_sizes(
         "warned": [slow, black],
         "shape": "17x64x64", "windows": 3, "spans": [[0, 1]], "notes": ["upscaled"],
     }  # fmt: skip
-    shown = clips._without_model(row)
+    shown = clip_row.without_model(row)
     assert shown["warned"] == [black]
     assert (shown["shape"], shown["windows"], shown["notes"]) == (None, None, [])

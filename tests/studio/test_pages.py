@@ -38,8 +38,9 @@ def test_the_bar_names_a_run_that_ends(
     that is known.
     """
     row = {"kind": "train", "project": "one", "about": "run-1", "share": share}
-    row |= {"loss": None, "left": "7 s" if share else "", "paused": False}
-    shown = visible_text(web.render("status", rows=[row]))
+    row |= {"title": "One", "loss": None, "left": "7 s" if share else ""}
+    row |= {"paused": False}
+    shown = visible_text(web.render("status", rows=[row], open_name="one"))
     assert said in shown
     assert unsaid not in shown
 

@@ -44,7 +44,7 @@ def test_a_new_project_asks_for_card_and_model(tmp_path: Path) -> None:
         page.locator("#new-card-error", has_text="unknown card").wait_for()
         assert page.locator("#new-vram").get_attribute("aria-invalid") == "true"
         page.locator("#new-vram").fill("16 GB")
-        page.locator("#new-models .badge.bad").first.wait_for()
+        page.locator("#new-models .badge.care").first.wait_for()
         page.locator("#new-card").select_option("RTX 4090")
         page.locator("#new-models legend", has_text="RTX 4090").wait_for()
         page.locator('#new-models [value="ltx 2B LoRA 24GB"]').check()

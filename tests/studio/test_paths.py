@@ -9,7 +9,7 @@ import pytest
 
 from videotune.errors import VideotuneError
 from videotune.files import write_json
-from videotune.job.overrides import absolute_paths
+from videotune.job.absolute_paths import absolute_paths
 from videotune.sampling.given_files import FILE_KEYS
 from videotune.studio import paths, projects, queue_page
 from videotune.studio.paths import PathRule

@@ -11,8 +11,10 @@ from tests.support.clips import write_clip
 from tests.support.job_folders import ended_job
 from videotune.data.remarks import Remark
 from videotune.studio import (
+    clip_row,
     clip_words,
     clips,
+    far_values,
     form,
     gpu,
     plan_server,
@@ -249,14 +251,14 @@ def test_a_value_far_from_the_presets_is_noted(
 ) -> None:
     usual = form.inherited_values("toy")
     rate = usual["learning_rate"]
-    notes = form.unusual_values(
+    notes = far_values.unusual_values(
         {"learning_rate": rate * 100, "steps": 1, "lora.rank": usual["lora.rank"]},
         usual,
     )
     assert list(notes) == ["learning_rate"]
     assert notes["learning_rate"].startswith("100 times the usual")
-    assert form.unusual_values({"learning_rate": rate / 10}, usual)
-    assert form.unusual_values({"learning_rate": rate * 2}, usual) == {}
+    assert far_values.unusual_values({"learning_rate": rate / 10}, usual)
+    assert far_values.unusual_values({"learning_rate": rate * 2}, usual) == {}
     client.post(f"{SETUP}/set", data={"key": "learning_rate", "value": "100"})
     assert "the training may break" in client.get(SETUP).text
 
@@ -329,8 +331,8 @@ def test_a_memory_alone_has_the_times_of_example_cards(
 @pytest.mark.parametrize(
     ("answered", "badge", "is_shown"),
     [
-        ({}, "made for 16 GB", "no"),
-        ({"words": "cannot be planned"}, "made for 16 GB", "no"),
+        ({}, "16 GB, may fit", "no"),
+        ({"words": "cannot be planned"}, "16 GB, may fit", "no"),
         ({"fits": False, "hours": None}, "does not fit", "no"),
         ({"fits": True, "verdict": "fits", "hours": 9.0}, "fits", "yes"),
         ({"fits": True, "verdict": "tight", "hours": 9.0}, "tight", "yes"),
@@ -400,7 +402,7 @@ def test_a_warning_of_most_clips_is_said_once(tmp_path: Path) -> None:
     ],
 )
 def test_each_warning_has_a_button(code: Any, action: str) -> None:
-    row = {**clips.UNKNOWN, "warned": [Remark(code, "a warning")]}
+    row = {**clip_row.UNKNOWN, "warned": [Remark(code, "a warning")]}
     assert clip_words.clip_actions(row) == [action]
 
 

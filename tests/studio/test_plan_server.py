@@ -40,6 +40,7 @@ def test_a_plan_comes_in_two_parts_and_an_error_has_none(
     tmp_path: Path, question: dict[str, Any]
 ) -> None:
     out, parts = tmp_path / ".studio" / "plan.json", []
+    begun = time.time()
 
     def answered() -> bool:
         found = plan_server.request_answer(out, question)
@@ -50,6 +51,8 @@ def test_a_plan_comes_in_two_parts_and_an_error_has_none(
     first = plan_server.request_answer(out, question)["plan"]
     assert (first["steps"], first["fits"], first["clips"]["used"]) == (20, True, 6)
     assert True in parts, "what needs no measuring came first"
+    asked = plan_server.request_answer(out, question)["asked"]
+    assert begun <= asked <= time.time(), "the page says since when it waits"
     wrong = question | {"config": {**question["config"], "stepz": 3}}
     found = answer(out, wrong)
     assert found["code"] == 1

@@ -205,3 +205,29 @@ def test_the_samples_that_a_warning_counts_are_all_shown_and_marked(
     assert [">noise<" in figure for figure in figures] == [False] * 5
     assert of_other.count("<figure") == of_other.count(">noise<") == 1
     assert 'data-unfold="measured"' in page
+
+
+def test_runs_of_two_projects_are_compared_with_links_that_lead_somewhere(
+    client: Any, cats: projects.Project, tmp_path: Path
+) -> None:
+    dogs = projects.create(tmp_path, "Dogs", preset="toy")
+    run = dogs.folder / "runs" / "run-1"
+    full_run(run)
+    write_file(run, "config.json", {"steps": 120, "settings": {"sample_after": 60}})
+    write_file(run, "report.html", "<p>a report</p>")
+
+    text = client.get(f"{CATS}/results", params={"run": "run-1"}).text
+    address = re.search(r'href="([^"]*compare[^"]*beside=dogs)"', text)
+    assert address is not None
+    comparison = client.get(html.unescape(address[1])).text
+    assert "4 runs" in comparison
+    assert "dogs" in comparison, "two runs are called run-1"
+
+    links = re.findall(r'(?:href|src)="([^"#]+)"', comparison)
+    of_dogs = [link for link in links if link.startswith("/p/dogs/file/runs/run-1/")]
+    assert len(of_dogs) >= 2, "its report and a preview"
+    for link in of_dogs:
+        assert client.get(html.unescape(link)).status_code == 200, link
+    assert not [link for link in links if link.startswith("..")]
+
+    assert client.get(f"{CATS}/compare?run=run-1&beside=../x").status_code == 422

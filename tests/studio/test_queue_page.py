@@ -15,7 +15,7 @@ from tests.support.waiting import wait_until
 from videotune.errors import VideotuneError
 from videotune.files import write_json
 from videotune.queue import entries, jobs
-from videotune.studio import gpu, projects, queue_page, train_page
+from videotune.studio import gpu, projects, queue_page, run_states
 from videotune.studio.gpu import Gpu
 
 
@@ -202,9 +202,9 @@ def test_an_entry_that_leaves_the_queue_meanwhile_has_nothing_ahead(
     queue_page.queue_run(tmp_path, cats, "b")
     entry = queue_page.training_entry(tmp_path, cats, "b")
     assert entry is not None
-    assert len(train_page.entries_ahead(tmp_path, entry)) == 1
+    assert len(run_states.entries_ahead(tmp_path, entry)) == 1
     entries.remove(queue_page.queue_folder(tmp_path), entry.name)
-    assert train_page.entries_ahead(tmp_path, entry) == []
+    assert run_states.entries_ahead(tmp_path, entry) == []
 
 
 def test_a_click_on_start_after_the_clock_was_set_back_is_a_click(
@@ -259,3 +259,23 @@ def test_a_run_that_was_killed_says_so_and_counts_from_its_checkpoint(
     finally:
         process.kill()
         process.wait()
+
+
+def test_what_runs_in_another_project_is_shown_with_that_projects_title(
+    tmp_path: Path, cats: projects.Project, client: Any
+) -> None:
+    """Every project has a run-1."""
+    projects.create(tmp_path, "Dogs", preset="toy")
+    arguments = ["wait", str(tmp_path), "--timeout", "60"]
+    job = jobs.start(cats.folder, "train", arguments, "run-1")
+    try:
+        name = f"{cats.title}: run-1"
+        assert name in client.get("/p/dogs/data").text
+        assert name in client.get("/").text
+        own_page = client.get("/p/cats/data").text
+        assert name not in own_page
+        assert "run-1" in own_page
+    finally:
+        # A job that has just begun may have no process yet that could be asked to end.
+        wait_until(lambda: jobs.stop(job))
+        wait_until(lambda: not jobs.read_job(job.folder).is_running)

@@ -22,8 +22,8 @@ from videotune.studio.result_files import (
     copy_to_comfyui,
     exported_files,
     files_to_take,
+    step_to_take,
 )
-from videotune.studio.results_page import step_to_take
 from videotune.studio.settings import change_settings, read_settings
 
 

@@ -19,7 +19,7 @@ from videotune.errors import VideotuneError
 from videotune.files import digest, read_json, write_json
 from videotune.queue import jobs
 from videotune.queue.processes import mark_process
-from videotune.studio import projects, transfer, trash
+from videotune.studio import project_names, projects, transfer, trash
 from videotune.studio.downloads import stream_zip
 from videotune.studio.paths import PathRule
 
@@ -435,7 +435,7 @@ def test_no_project_has_the_name_of_another_folder(tmp_path: Path, title: str) -
     ]
     assert [project.title for project in made] == [title, f"{title} 2"]
     for project in made:
-        assert project.name not in projects.RESERVED_NAMES
+        assert project.name not in project_names.RESERVED_NAMES
         assert projects.find_project(tmp_path, project.name).title == project.title
 
 

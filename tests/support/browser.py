@@ -198,15 +198,12 @@ class HeldRequests:
 
     def __init__(self, page: Any, address: str) -> None:
         self.page = page
-        self.is_open = False
+        self.address = address
         self.waiting: list[Any] = []
         page.route(address, self._take)
 
     def _take(self, route: Any) -> None:
-        if self.is_open:
-            route.continue_()
-        else:
-            self.waiting.append(route)
+        self.waiting.append(route)
 
     def wait(self) -> None:
         """Wait until a request is held."""
@@ -214,7 +211,11 @@ class HeldRequests:
             self.page.wait_for_timeout(50)
 
     def release(self) -> None:
-        """Let the held requests arrive, and those that come later."""
-        self.is_open = True
+        """Let the held requests arrive, and those that come later.
+
+        Later ones must not need this process: a test that waits for a file answers no
+        request of the browser meanwhile.
+        """
         while self.waiting:
             self.waiting.pop(0).continue_()
+        self.page.unroute(self.address, self._take)

@@ -19,7 +19,7 @@ from videotune.data.file_checks import ClipProblem
 from videotune.data.library import Library
 from videotune.data.media_info import MediaInfo
 from videotune.data.probe import probe
-from videotune.latent_cache.batches import BatchSource
+from videotune.latent_cache.batch_source import BatchSource
 from videotune.model_spec import VideoRules
 
 RULES = VideoRules(4, 1, 16, 16.0, 8, 4)

@@ -15,7 +15,7 @@ OURS = ("latent_cache/store.py", "videotune/files.py")
 RUNS = ("checkpoint", "checkpoint_writer", "rollback", "journal")
 SAVING = (
     *(f"runs/{name}.py" for name in RUNS),
-    "trainer/resume.py",
+    "trainer/restoring.py",
     "videotune/files.py",
     "/shutil.py",
 )

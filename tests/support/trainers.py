@@ -18,8 +18,9 @@ from tests.support.run_parts import build_trainer
 from tests.support.run_parts import fill as fill_cache
 from videotune.job.job import Job, open_job
 from videotune.job.overrides import Overrides, resolve_config
-from videotune.latent_cache.batches import BatchSource
-from videotune.latent_cache.encode import CacheItems, encode_missing, missing_items
+from videotune.latent_cache.batch_source import BatchSource
+from videotune.latent_cache.cache_items import CacheItems, missing_items
+from videotune.latent_cache.encode import encode_missing
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.store import LatentCache
 from videotune.trainer.build import make_objective, make_source, open_models

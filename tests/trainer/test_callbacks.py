@@ -1,5 +1,6 @@
 """When work between steps is due, and which expert can be loaded."""
 
+from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -7,7 +8,9 @@ from typing import Any
 import pytest
 
 from tests.support.trainers import Lab, trainer_of
-from videotune.trainer.trainer import Callback
+from videotune.runs.checkpoint import complete_checkpoints
+from videotune.trainer.loop import train_loop
+from videotune.trainer.trainer import Callback, Trainer
 
 
 class Looking(Callback):
@@ -36,6 +39,27 @@ def test_work_is_due_at_its_steps_at_the_last_one_and_where_it_is_asked_for(
     callback = Looking()
     assert callback.due(trainer, step, asked) is is_due
     assert callback.seconds_left(trainer, step, took=0.5) == 0.5 * left
+
+
+class StopAtTwo(Callback):
+    """Another process's signal to stop, heard of when all others have decided."""
+
+    def due(self, trainer: Trainer, step: int, asked: Collection[str]) -> bool:
+        if step == 2:
+            trainer.signals.stop = True
+        return False
+
+
+def test_a_stop_that_is_heard_of_late_leaves_a_save_and_no_backup(
+    tmp_path: Path, small_clips: Path
+) -> None:
+    lab = Lab(Path("asset:toy"), small_clips, tmp_path / "cache", tmp_path)
+    trainer = trainer_of(lab, {"backup_every": 1, "save_every": 0, "steps": 4})
+    trainer.callbacks = (*trainer.callbacks, StopAtTwo())
+    assert train_loop(trainer) == "interrupted"
+    checkpoints = complete_checkpoints(trainer.run)
+    kinds = {checkpoint.step: checkpoint.kind for checkpoint in checkpoints}
+    assert kinds[2] == "save"
 
 
 def test_an_expert_that_the_model_lacks_is_named(

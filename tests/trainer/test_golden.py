@@ -21,7 +21,7 @@ from videotune.config.sections import Lora
 from videotune.diffusion.loss import objective
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.distributed import DistributedContext
-from videotune.latent_cache.batches import BatchSource
+from videotune.latent_cache.batch_source import BatchSource
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.sampler import ExpertSchedule, Schedule
 from videotune.latent_cache.store import LatentCache

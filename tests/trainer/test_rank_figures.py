@@ -16,7 +16,6 @@ from tests.support.launcher import QUIET, overrides_of, processes
 from tests.support.run_results import warnings_of
 from videotune.commands.status import overview
 from videotune.errors import DONE
-from videotune.files import life
 from videotune.job.overrides import Overrides
 from videotune.runs.rank_figures import (
     FEWEST_STEPS,
@@ -26,6 +25,7 @@ from videotune.runs.rank_figures import (
     ranks_in,
     to_text,
 )
+from videotune.runs.run_life import life
 from videotune.trainer.rank_meter import RankMeter
 
 USUAL = RankFigures(

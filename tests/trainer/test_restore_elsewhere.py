@@ -16,7 +16,7 @@ from videotune.distributed import DistributedContext
 from videotune.errors import DoesNotFit
 from videotune.latent_cache.store import LatentCache
 from videotune.trainer.build import open_models
-from videotune.trainer.resume import restore
+from videotune.trainer.restoring import restore
 
 
 @dataclass(frozen=True)

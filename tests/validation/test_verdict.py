@@ -123,6 +123,15 @@ def test_too_few_readings_say_nothing() -> None:
         assert "needs 3 validations" in found.reason
 
 
+def test_a_living_run_says_when_its_verdict_comes() -> None:
+    first = course(DOWN[:1], DOWN[:1])
+    second = course(DOWN[:2], DOWN[:2])
+    assert judge(first, [20, 40, 60]).reason.endswith("at step 40")
+    assert judge(second, [40, 60]).reason.endswith("at step 40")
+    assert "the run makes 2" in judge(first, [40]).reason
+    assert judge(course(DOWN, DOWN), [60]).label is not None
+
+
 def test_without_held_out_clips_no_validation_is_possible() -> None:
     lines = [line | {"held_out": None} for line in course(DOWN, DOWN)]
     found = judge(lines)

@@ -21,12 +21,15 @@ def new_weight(weight: Tensor, parts: AdapterTensors, scale: float) -> Tensor:
     if "oft_R" in parts:
         rotation = rotations(parts["oft_R"])
         blocks = weight.unflatten(1, (len(rotation), -1))
-        return torch.einsum("obk,bck->obc", blocks, rotation).flatten(1)
+        rotated = torch.einsum("obk,bck->obc", blocks, rotation)
+        return rotated.flatten(1)
 
     weight = weight + change(parts, scale)
     if "lora_magnitude_vector" in parts:
         magnitude = _double(parts["lora_magnitude_vector"])
-        weight = weight * (magnitude / weight.norm(dim=1))[:, None]
+        row_norms = weight.norm(dim=1)
+        factor_per_row = magnitude / row_norms
+        weight = weight * factor_per_row[:, None]
     return weight
 
 
@@ -37,13 +40,19 @@ def change(parts: AdapterTensors, scale: float) -> Tensor:
     """
     if "oft_R" in parts:
         blocks = rotations(parts["oft_R"])
-        return blocks - torch.eye(blocks.shape[1], dtype=blocks.dtype)
+        identity = torch.eye(blocks.shape[1], dtype=blocks.dtype)
+        return blocks - identity
+
     if "lora_A" in parts:
-        return scale * _double(parts["lora_B"]) @ _double(parts["lora_A"])
+        factor_a = _double(parts["lora_A"])
+        factor_b = _double(parts["lora_B"])
+        return scale * factor_b @ factor_a
+
     if "hada_w1_a" in parts:
-        w1 = _double(parts["hada_w1_a"]) @ _double(parts["hada_w1_b"])
-        w2 = _double(parts["hada_w2_a"]) @ _double(parts["hada_w2_b"])
+        w1 = _product(parts, "hada_w1")
+        w2 = _product(parts, "hada_w2")
         return w1.mul_(scale).mul_(w2)
+
     w1 = lokr_factor(parts, "lokr_w1")
     w2 = lokr_factor(parts, "lokr_w2")
     return scale * torch.kron(w1, w2).contiguous()
@@ -53,7 +62,14 @@ def lokr_factor(parts: AdapterTensors, name: str) -> Tensor:
     """Return a factor of LoKr in float64, stored as one tensor or as a product."""
     if name in parts:
         return _double(parts[name])
-    return _double(parts[f"{name}_a"]) @ _double(parts[f"{name}_b"])
+    return _product(parts, name)
+
+
+def _product(parts: AdapterTensors, name: str) -> Tensor:
+    """Return the product of a matrix's two factors in float64."""
+    left = _double(parts[f"{name}_a"])
+    right = _double(parts[f"{name}_b"])
+    return left @ right
 
 
 def rotations(numbers: Tensor) -> Tensor:
@@ -65,15 +81,15 @@ def rotations(numbers: Tensor) -> Tensor:
     """
     side = side_of(numbers.shape[1])
     rows, columns = torch.triu_indices(side, side, 1)
-    skew = torch.zeros(len(numbers), side, side, dtype=torch.float64)
-    skew[:, rows, columns] = _double(numbers)
-    skew = skew - skew.transpose(1, 2)
+    upper = torch.zeros(len(numbers), side, side, dtype=torch.float64)
+    upper[:, rows, columns] = _double(numbers)
+    lower = upper.transpose(1, 2)
+    skew = upper - lower
+
     squared = skew @ skew
-    return (
-        torch.eye(side, dtype=torch.float64)
-        + 2 * (skew + squared + squared @ skew)
-        + squared @ squared
-    )
+    cubed = squared @ skew
+    identity = torch.eye(side, dtype=torch.float64)
+    return identity + 2 * (skew + squared + cubed) + squared @ squared
 
 
 def effects(
@@ -87,11 +103,11 @@ def effects(
     for path, parts in by_module(state).items():
         functions[path] = partial(change, parts, scale)
         if "lora_magnitude_vector" in parts:
-            functions[f"{path} magnitude"] = partial(
-                _double, parts["lora_magnitude_vector"]
-            )
+            magnitude = parts["lora_magnitude_vector"]
+            functions[f"{path} magnitude"] = partial(_double, magnitude)
     return functions
 
 
 def _double(x: Tensor) -> Tensor:
-    return x.detach().to(x.device if x.is_meta else "cpu", torch.float64)
+    device = x.device if x.is_meta else torch.device("cpu")
+    return x.detach().to(device, torch.float64)

@@ -185,7 +185,8 @@ class _LoraProduct(torch.autograd.Function):
     ) -> Tensor:
         x_rows = x.reshape(-1, x.shape[-1])
         x_a = x_rows @ a.t()
-        output = nn.functional.linear(x_rows, _weight(packing, stored), bias)
+        weight = _weight(packing, stored)
+        output = nn.functional.linear(x_rows, weight, bias)
         output = _plus_product(output, x_a, b.t(), scale)
 
         ctx.save_for_backward(x, a, b, x_a, *stored)
@@ -203,8 +204,9 @@ class _LoraProduct(torch.autograd.Function):
 
         x_gradient = a_gradient = b_gradient = None
         if ctx.needs_input_grad[0]:
-            x_gradient = rows @ _weight(ctx.packing, stored)
-            x_gradient = _plus_product(x_gradient, rows_b, a, ctx.scale).view(x.shape)
+            of_base = rows @ _weight(ctx.packing, stored)
+            of_rows = _plus_product(of_base, rows_b, a, ctx.scale)
+            x_gradient = of_rows.view(x.shape)
         if ctx.needs_input_grad[2]:
             x_rows = x.reshape(-1, x.shape[-1])
             product = _scaled_product(rows_b.t(), x_rows, ctx.scale)

@@ -139,7 +139,7 @@ def explain_exit_code(result: CheckResult, allow_skips: str | None) -> int:
     # they read clips: not for --help
     from videotune.commands.check import uncaptioned_example
     from videotune.data.captions import caption_advice
-    from videotune.job.job import crop_blocker, refuse_skips
+    from videotune.job.skips import crop_blocker, refuse_skips
 
     account = result.account
     skipped = account["skipped"]

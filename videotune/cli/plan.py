@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from videotune.cli.options import AsJson, Skips, Verbose, next_command, takes_config
+from videotune.cli.plan_buckets import bucket_words, show_buckets, show_sound
 from videotune.cli.plan_cluster import between_text, show_simulation
 from videotune.cli.plan_model import show_download, show_licence, show_model
+from videotune.cli.plan_noise_levels import show_timesteps
 from videotune.cli.plan_options import (
     CardOption,
     GpusOption,
@@ -24,6 +26,7 @@ from videotune.cli.plan_options import (
     TimestepsOption,
     Views,
     VramOption,
+    WaysOption,
     refuse_without_simulation,
 )
 from videotune.cli.plan_verdict import (
@@ -36,19 +39,17 @@ from videotune.cli.plan_verdict import (
     verdict,
 )
 from videotune.cli.plan_views import fewer_steps
+from videotune.cli.plan_ways import show_ways
 from videotune.console import answer, doing, echo, out, print_table, size, tell
 from videotune.errors import DONE
 from videotune.job.shown_notes import remember
 from videotune.latent_cache.view_bands import views_text
-from videotune.text import counted, memory_size, plain, shape_words, times_between
+from videotune.text import counted, memory_size, plain, times_between
 
 if TYPE_CHECKING:
     from videotune.commands.plan import PlanResult
     from videotune.job.job import Job
     from videotune.job.overrides import Overrides
-
-ROWS = 8
-"""Lines of the curve of noise levels."""
 
 NOTES = 2
 """Notes that are printed without --verbose."""
@@ -78,6 +79,7 @@ def plan(
     simulate: SimulateOption = False,
     schedule: ScheduleOption = None,
     storage: StorageOption = None,
+    ways: WaysOption = False,
     run: OutOption = DEFAULT_OUT,
 ) -> None:
     """Show a run's steps, views of each clip, memory, time and disk.
@@ -113,6 +115,7 @@ def plan(
         network=network,
         simulation=Simulation(schedule, storage) if simulate else None,
         out=run,
+        ways=ways,
     )
     if price is not None:
         result.plan["price"] = priced(result.plan, price)
@@ -123,14 +126,6 @@ def plan(
         options = ["--out", run_folder, *skips]
         echo(f"next: {next_command('train', overrides, *options)}")
     raise typer.Exit(result.exit_code)
-
-
-def show_timesteps(overrides: Overrides, *, as_json: bool) -> None:
-    """Print the trained noise levels."""
-    doing("reading the noise levels")
-    from videotune.commands.plan import noise_levels
-
-    answer(as_json, noise_levels(overrides), show_noise_levels)
 
 
 def show_plan(result: PlanResult, *, verbose: bool = False) -> None:
@@ -150,6 +145,7 @@ def show_plan(result: PlanResult, *, verbose: bool = False) -> None:
         show_details(result)
     else:
         show_summary(result)
+    show_ways(facts["ways"])
     if facts["simulation"]:
         show_simulation(facts["simulation"])
 
@@ -232,45 +228,6 @@ def show_notes(job: Job, notes: Sequence[str]) -> None:
     for note in notes:
         tell(f"note: {note}")
     remember(job.cache, notes)
-
-
-def bucket_words(bucket: Mapping[str, Any]) -> str:
-    """Return the shape of a bucket's samples, and whether they have sound."""
-    shape = shape_words(bucket["shape"])
-    return f"{shape}, with sound" if bucket["sound"] else shape
-
-
-def show_sound(facts: Mapping[str, Any]) -> None:
-    """Print how many training windows have sound, if the run reads it."""
-    with_sound = facts["sound_windows"]
-    if with_sound is None:
-        return
-    without = facts["windows"] - with_sound
-    line = f"sound: {counted(with_sound, 'training window')} with it"
-    tell(f"{line}, {without} without" if without else line)
-
-
-def show_buckets(facts: Mapping[str, Any]) -> None:
-    """Print the clips, and the buckets."""
-    clips = "found {found} = used {used} + held out {held_out} + skipped {skipped}"
-    tell(f"clips: {clips.format_map(facts['clips'])}")
-    show_sound(facts)
-
-    rows = []
-    for bucket in facts["buckets"]:
-        share = f"{bucket['share']:.0%}"
-        shape = bucket_words(bucket)
-        rows.append(
-            [shape, bucket["windows"], share, bucket["batch"], bucket["tokens"]]
-        )
-    columns = [
-        "width x height",
-        "windows",
-        "share of steps",
-        "samples a step",
-        "tokens",
-    ]
-    print_table("buckets, largest first", columns, rows, right=(1, 2, 3, 4))
 
 
 def _show_fewer_steps(result: PlanResult) -> None:
@@ -514,66 +471,3 @@ def overhead_text(overhead: Mapping[str, Any]) -> str:
     if not parts:
         return ""
     return f"between the steps, of their time: {', '.join(parts)}"
-
-
-def curve(density: list[float]) -> list[str]:
-    """Return a density over [0, 1] as ROWS lines of blocks, the highest value at the
-    top.
-    """
-    eighths = " ▁▂▃▄▅▆▇█"
-    top = max(density) or 1.0
-    heights = [round(value / top * ROWS * 8) for value in density]
-
-    lines = []
-    for row in range(ROWS - 1, -1, -1):
-        blocks = [eighths[min(8, max(0, height - 8 * row))] for height in heights]
-        lines.append("".join(blocks))
-    return lines
-
-
-def show_noise_levels(levels: Mapping[str, Any]) -> None:
-    """Print every distribution of noise levels."""
-    for distribution in levels["distributions"]:
-        show_distribution(distribution, levels["validation"])
-
-
-def show_distribution(distribution: dict[str, Any], validation: list[float]) -> None:
-    """Print the density of a bucket's noise levels, and its bands beside the
-    validation's.
-
-    Args:
-        distribution: The noise levels of the training.
-        validation: The noise levels at which the validation loss is measured.
-    """
-    title = (
-        f"noise levels: {distribution['distribution']}, shift {distribution['shift']:g}"
-    )
-    if distribution["bucket"]:
-        share = f"{distribution['share_of_steps']:.0%} of the steps"
-        title += f", {share}: {distribution['bucket']}"
-    out(title)
-    for line in curve(distribution["density"]):
-        out(f"  {line}")
-    columns = len(distribution["density"])
-    out(f"  {'0 data':<{columns - 7}}1 noise")
-
-    bands = len(distribution["bands"])
-    rows = []
-    for i, share in enumerate(distribution["bands"]):
-        low = i / bands
-        high = (i + 1) / bands
-        levels = []
-        for level in validation:
-            is_last_level = level == 1 and i == bands - 1
-            if low <= level < high or is_last_level:
-                levels.append(f"{level:.3f}")
-        rows.append(
-            [f"{low:.3f} to {high:.3f}", f"{share:.1%}", ", ".join(levels) or "none"]
-        )
-    headings = ["t", "share of draws", "the validation loss reads at"]
-    print_table("by band, as the journal's by_t", headings, rows, right=(1,))
-
-    experts = distribution["experts"]
-    if len(experts) > 1:
-        shares = ", ".join(f"{name} {share:.1%}" for name, share in experts.items())
-        out(f"experts: {shares}")

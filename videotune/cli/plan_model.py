@@ -23,6 +23,7 @@ def show_licence(facts: Mapping[str, Any]) -> None:
 
 
 def show_download(facts: Mapping[str, Any]) -> None:
-    """Print the size of the base model's download, if it is known."""
+    """Print the size of the base model's download, if it is known, and the licence."""
     if facts["download"]:
-        tell(f"base model: {DownloadSize(**facts['download'])} to download, once")
+        size = DownloadSize(**facts["download"])
+        tell(f"base model: {size} to download, once; licence: {facts['licence_name']}")

@@ -29,6 +29,13 @@ def parse_vram(text: str | None) -> float | None:
     return gigabytes
 
 
+WaysOption = Annotated[
+    bool,
+    Opt(
+        "--ways",
+        help="compare the ways of computing a step: checkpointing, compile, eight bits",
+    ),
+]
 VramOption = Annotated[
     float | None,
     Opt(

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from videotune.cli.options import Arg, AsJson, Opt
-from videotune.config.base_models import download_size
+from videotune.config.base_models import download_size, published_licence
 from videotune.config.nested_keys import flatten
 from videotune.console import echo, print_json, print_table, tell
 from videotune.presets.recipes import display_name
@@ -98,9 +98,13 @@ def show_preset(name: Annotated[str, Arg(help="the preset")]) -> None:
     values = flatten(read_preset(name))
     reasons = preset_reasons(name)
     echo(f"{preset_named(name)}: {preset_about(name)}")
-    download = download_size(str(read_preset(name)["base_model_name"]))
+    base_model = str(read_preset(name)["base_model_name"])
+    download = download_size(base_model)
     if download is not None:
         echo(f"base model: {download} to download, once")
+    licence = published_licence(base_model)
+    if licence:
+        echo(f"licence of the base model: {licence}")
     for key, value in values.items():
         echo(f"  {key} {json.dumps(value)}: {reasons.get(key, 'no reason is given')}")
 

@@ -12,8 +12,8 @@ import typer
 from videotune.cli.options import Arg, AsJson, Opt, Skips, takes_config
 from videotune.console import answer, echo, print_table
 from videotune.errors import VideotuneError
-from videotune.files import life
 from videotune.queue import entries, worker
+from videotune.runs.run_life import life
 from videotune.text import counted
 
 if TYPE_CHECKING:

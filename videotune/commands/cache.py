@@ -10,9 +10,10 @@ from videotune.commands.cache_folder import cache_at
 from videotune.console import bar, echo
 from videotune.data.object_store import is_object_url
 from videotune.distributed import join
-from videotune.job.job import Job, open_job, refuse_skips
+from videotune.job.job import Job, open_job
 from videotune.job.overrides import ConfigSource, resolve_config, to_overrides
-from videotune.latent_cache.encode import items_by_entry
+from videotune.job.skips import refuse_skips
+from videotune.latent_cache.cache_items import items_by_entry
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.maintenance import Damaged, Pruned, listing, prune, verify
 from videotune.latent_cache.remote_entries import entries_of

@@ -11,13 +11,14 @@ from videotune.data.dataset import to_json
 from videotune.data.folder_listing import expected_captions_folder
 from videotune.data.remarks import Remark, codes_of
 from videotune.errors import DONE, FAILED, SKIPPED
-from videotune.job.job import Job, crop_blocker, open_job, with_views
+from videotune.job.job import Job, open_job, with_views
 from videotune.job.overrides import (
     ConfigSource,
     resolve_config,
     to_overrides,
     user_keys,
 )
+from videotune.job.skips import crop_blocker
 from videotune.models.registry import find
 from videotune.reporter.contact_sheet import contact_sheet as write_contact_sheet
 

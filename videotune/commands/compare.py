@@ -28,6 +28,7 @@ from videotune.data.video_writer import (
 from videotune.errors import VideotuneError
 from videotune.files import digest, path_from, write_json
 from videotune.job import overrides
+from videotune.job.absolute_paths import absolute_paths
 from videotune.reporter.build import write_report
 from videotune.runs import run_dir
 from videotune.runs.checkpoint import Checkpoint, complete_checkpoints
@@ -118,7 +119,7 @@ def draw_settings(
 ) -> tuple[SampleSettings, int]:
     """Return how the run draws, and the seed: the one that is given, or the run's own."""
     settings = merge(run_dir.run_settings(run), parse_sets(sets))
-    resolved, spec, _ = overrides.reopened(overrides.absolute_paths(settings))
+    resolved, spec, _ = overrides.reopened(absolute_paths(settings))
     config = resolved.config
     shape = shape_of(run, sample_rate_of(config, spec), config, spec)
     return sample_settings(

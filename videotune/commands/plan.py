@@ -17,17 +17,19 @@ from videotune.diffusion.timesteps import TimestepSampler, shift_of_tokens
 from videotune.errors import DONE, SKIPPED, VideotuneError
 from videotune.files import existing_folder
 from videotune.job.experts import trained
-from videotune.job.job import Job, open_job, refuse_skips
+from videotune.job.job import Job, open_job
 from videotune.job.overrides import (
     ConfigSource,
     Overrides,
     resolve_config,
     to_overrides,
 )
+from videotune.job.skips import refuse_skips
 from videotune.latent_cache import exposure
 from videotune.memory.accelerator import local_device
 from videotune.model_spec import ModelSpec
 from videotune.planner.cluster import cluster_of, refuse_unused_network
+from videotune.planner.compared import compared_ways
 from videotune.planner.cpu_rate import measured_cpu
 from videotune.planner.fit import (
     Fit,
@@ -93,6 +95,7 @@ def plan(
     network: float | None = None,
     simulation: Simulation | None = None,
     out: Path | str = "run",
+    ways: bool = False,
     **overrides: Any,
 ) -> PlanResult:
     """Return what a run would do, on this machine or on other GPUs.
@@ -112,6 +115,7 @@ def plan(
         network: Gbit/s of each one's network. None: that of the GPU's usual machines.
         simulation: what to simulate of the run. None: nothing.
         out: the run folder, whose disk must have room.
+        ways: compare the ways of computing a step, which takes seconds more.
         overrides: fields of ``Overrides``.
     """
     all_overrides = to_overrides(config, overrides, allow_skips)
@@ -141,14 +145,30 @@ def plan(
         with bar("measuring without memory"):
             fitted = fit(job, dtype, limit, known_gpu, spare=spare)
             result = replace(fitted, cluster=cluster)
-            checkpoint_bytes = facts["disk"].get("checkpoint_bytes", 0)
-            facts |= to_json(result, job, dtype, checkpoint_bytes, memory_from)
-            if simulation is not None:
-                simulated = simulation.run(job, result, dtype, checkpoint_bytes)
-                facts["simulation"] = simulated
+            saved = facts["disk"].get("checkpoint_bytes", 0)
+            facts |= to_json(result, job, dtype, saved, memory_from)
+            facts |= _asked_for(job, result, dtype, saved, simulation, ways=ways)
         if not has_gpu:
             return _plan_without_gpu(facts, job, result, dtype, limit)
     return PlanResult(facts, job, is_here=has_gpu or limit is None)
+
+
+def _asked_for(
+    job: Job,
+    result: Fit,
+    dtype: str,
+    checkpoint_bytes: int,
+    simulation: Simulation | None,
+    *,
+    ways: bool,
+) -> dict[str, Any]:
+    """Return the parts of a plan that are only made if they are asked for."""
+    facts: dict[str, Any] = {}
+    if ways:
+        facts["ways"] = compared_ways(job, result, dtype)
+    if simulation is not None:
+        facts["simulation"] = simulation.run(job, result, dtype, checkpoint_bytes)
+    return facts
 
 
 def _refuse_unknown_gpus(count: int, limit: int | None) -> None:

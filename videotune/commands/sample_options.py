@@ -14,6 +14,7 @@ from videotune.config.schema import Config
 from videotune.errors import VideotuneError
 from videotune.exporter.lora_target import changes_connectors
 from videotune.job import overrides
+from videotune.job.absolute_paths import absolute_paths
 from videotune.model_spec import ModelSpec
 from videotune.runs import run_dir
 from videotune.runs.checkpoint import Checkpoint, complete_checkpoints, pick
@@ -110,7 +111,7 @@ def open_source(options: SampleOptions) -> SampleSource:
     sets = parse_sets(options.sets)
     if options.strength is not None:
         sets = merge(sets, {"sample": {"strength": options.strength}})
-    settings = overrides.absolute_paths(merge(settings, sets))
+    settings = absolute_paths(merge(settings, sets))
     resolved, spec, base = overrides.reopened(settings)
     is_adapter = resolved.config.training_method == "LORA"
     if (

@@ -14,7 +14,7 @@ from videotune.data.images import IMAGE_SUFFIXES
 from videotune.data.layouts import read_folder
 from videotune.data.probe import probe
 from videotune.errors import VideotuneError, did_you_mean
-from videotune.files import life, near_paths
+from videotune.files import near_paths
 from videotune.reporter.outcome import (
     FINISHED_STATES,
     RUNNING_STATES,
@@ -26,6 +26,7 @@ from videotune.reporter.progress import progress
 from videotune.reporter.read import read_run
 from videotune.reporter.restarts import Restart, restarts_of
 from videotune.runs.rank_figures import RankFigures, find_stragglers, ranks_in
+from videotune.runs.run_life import life
 
 MAX_DEPTH = 4
 """Levels of folders that are searched for runs."""

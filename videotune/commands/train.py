@@ -16,8 +16,9 @@ from videotune.data.workers import close_default_workers
 from videotune.distributed import DistributedContext, join, must_run_together
 from videotune.errors import DONE, INTERRUPTED, VideotuneError
 from videotune.exporter.formats import Exported
-from videotune.job.job import refuse_nothing_to_learn, refuse_skips
+from videotune.job.job import refuse_nothing_to_learn
 from videotune.job.overrides import ConfigSource, Overrides, to_overrides, user_keys
+from videotune.job.skips import refuse_skips
 from videotune.memory import accelerator, compiling
 from videotune.planner.out_of_memory import (
     DeviceFull,
@@ -43,11 +44,13 @@ from videotune.trainer.export import export_run
 from videotune.trainer.loop import NoBatch, NotFinite, train_loop
 from videotune.trainer.progress import Resumed, announce
 from videotune.trainer.rank_meter import RankMeter
-from videotune.trainer.resume import OpenedRun, Resume, open_run, restore
+from videotune.trainer.restoring import restore
+from videotune.trainer.resume import OpenedRun, Resume, open_run
 from videotune.trainer.setup import build_trainer
 from videotune.trainer.step import OutOfMemory
 from videotune.trainer.trainer import Trainer
-from videotune.validation.callbacks import callbacks_of, recommend_checkpoint
+from videotune.validation.callbacks import callbacks_of
+from videotune.validation.recommended_checkpoint import recommend_checkpoint
 
 
 @dataclass(frozen=True)

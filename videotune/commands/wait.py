@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from videotune.errors import DONE, FAILED, SKIPPED
-from videotune.files import life
 from videotune.reporter.outcome import status
+from videotune.runs.run_life import life
 
 LOOK = 0.5
 """Seconds between two looks at a run's heartbeat."""

@@ -1,5 +1,5 @@
 """What is known of published base models without a network: the size of their download,
-and the files that ComfyUI loads them from.
+their licence, and the files that ComfyUI loads them from.
 """
 
 from collections.abc import Mapping
@@ -42,6 +42,12 @@ def download_size(base_model: str) -> DownloadSize | None:
     if "weights_gb" in facts:
         return DownloadSize(facts["weights_gb"], is_published=False)
     return None
+
+
+def published_licence(base_model: str) -> str:
+    """Return the name of a base model's licence; empty if it is not known."""
+    licence: str = _table().get(base_model, {}).get("licence", "")
+    return licence
 
 
 def comfyui_files(base_model: str) -> list[str]:

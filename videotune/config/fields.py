@@ -2,9 +2,10 @@
 may do with its key.
 """
 
-from typing import Annotated, Any, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 Share = Annotated[float, Field(ge=0, le=1)]
 FrameCount = Annotated[int, Field(ge=1, le=10_000)]
@@ -17,6 +18,61 @@ CaptionExtension = Annotated[str, Field(pattern=r"^\.[A-Za-z0-9_]{1,16}$")]
 def word(value: Any) -> Any:
     """Accept ``adamw`` for ``ADAMW``: the values of the config are not case-sensitive."""
     return value.upper() if isinstance(value, str) else value
+
+
+Side = Annotated[int, Field(ge=1, le=16_384)] | None
+TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
+ExportFormat = Literal["diffusers", "comfyui", "peft"]
+ExportDtype = Annotated[
+    Literal["FLOAT_32", "BFLOAT_16", "FLOAT_16"], BeforeValidator(word)
+]
+Dtype = Annotated[Literal["FLOAT_32", "BFLOAT_16", "FLOAT_16"], BeforeValidator(word)]
+Decay = Annotated[
+    Literal[
+        "CONSTANT",
+        "LINEAR",
+        "COSINE",
+        "COSINE_RESTARTS",
+        "POLYNOMIAL",
+        "REX",
+        "WSD",
+        "INVERSE_SQRT",
+    ],
+    BeforeValidator(word),
+]
+FALLING = tuple(name for name in get_args(get_args(Decay)[0]) if name != "CONSTANT")
+"""The schedules whose rate falls."""
+
+Timesteps = Annotated[
+    Literal[
+        "UNIFORM",
+        "LOGIT_NORMAL",
+        "SIGMOID",
+        "MODE",
+        "BETA",
+        "STRETCHED_LOGIT_NORMAL",
+    ],
+    BeforeValidator(word),
+]
+Checkpointing = Annotated[
+    Literal["OFF", "ON", "ATTENTION_SAVED", "CPU_OFFLOADED", "IN_PARTS"],
+    BeforeValidator(word),
+]
+
+
+# diffusers' back ends with gradients that are installed packages: none of sage's has
+# any, and others fetch code of the Hub
+_NATIVE = Literal["_native_cudnn", "_native_efficient", "_native_flash", "_native_math"]
+Attention = Literal["auto", "native", _NATIVE, "flash", "_flash_3", "xformers"]
+
+
+def short_for(kind: type, wrap: Callable[[Any], Any]) -> BeforeValidator:
+    """Accept a value of that kind as short for what ``wrap`` makes of it: ``"ema": 0.999`` for
+    ``{"decay": 0.999}``.
+    """
+    return BeforeValidator(
+        lambda value: wrap(value) if isinstance(value, kind) else value
+    )
 
 
 ROUNDED = ("FLOAT_8", "INT_8", "NFLOAT_4")

@@ -6,20 +6,30 @@ A key with a single legal value (``training_method``) is a statement that a conf
 make, not a knob.
 """
 
-from collections.abc import Callable
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from videotune.config.data_schema import Dataset, Section, VideoConfig
 from videotune.config.fields import (
+    FALLING,
+    Attention,
+    Checkpointing,
+    Decay,
+    Dtype,
+    ExportDtype,
+    ExportFormat,
     Resolution,
     Share,
+    Side,
+    Timesteps,
+    TrackerName,
     checked,
     data,
     fatal,
     override,
     safe,
+    short_for,
     word,
 )
 from videotune.config.notify_addresses import NotifyAddress, NotifyEvent
@@ -44,60 +54,6 @@ from videotune.config.sections import (
     Vae,
     WeightDtype,
 )
-
-Side = Annotated[int, Field(ge=1, le=16_384)] | None
-TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
-ExportFormat = Literal["diffusers", "comfyui", "peft"]
-ExportDtype = Annotated[
-    Literal["FLOAT_32", "BFLOAT_16", "FLOAT_16"], BeforeValidator(word)
-]
-Dtype = Annotated[Literal["FLOAT_32", "BFLOAT_16", "FLOAT_16"], BeforeValidator(word)]
-Decay = Annotated[
-    Literal[
-        "CONSTANT",
-        "LINEAR",
-        "COSINE",
-        "COSINE_RESTARTS",
-        "POLYNOMIAL",
-        "REX",
-        "WSD",
-        "INVERSE_SQRT",
-    ],
-    BeforeValidator(word),
-]
-FALLING = tuple(name for name in get_args(get_args(Decay)[0]) if name != "CONSTANT")
-"""The schedules whose rate falls."""
-
-Timesteps = Annotated[
-    Literal[
-        "UNIFORM",
-        "LOGIT_NORMAL",
-        "SIGMOID",
-        "MODE",
-        "BETA",
-        "STRETCHED_LOGIT_NORMAL",
-    ],
-    BeforeValidator(word),
-]
-Checkpointing = Annotated[
-    Literal["OFF", "ON", "ATTENTION_SAVED", "CPU_OFFLOADED", "IN_PARTS"],
-    BeforeValidator(word),
-]
-
-
-# diffusers' back ends with gradients that are installed packages: none of sage's has
-# any, and others fetch code of the Hub
-_NATIVE = Literal["_native_cudnn", "_native_efficient", "_native_flash", "_native_math"]
-Attention = Literal["auto", "native", _NATIVE, "flash", "_flash_3", "xformers"]
-
-
-def _short(kind: type, wrap: Callable[[Any], Any]) -> BeforeValidator:
-    """A value of that kind is short for what ``wrap`` makes of it: ``"ema": 0.999`` for
-    ``{"decay": 0.999}``.
-    """
-    return BeforeValidator(
-        lambda value: wrap(value) if isinstance(value, kind) else value
-    )
 
 
 class Config(Section):
@@ -199,8 +155,8 @@ class Config(Section):
     """the VAE"""
     embedding: Embedding = Field(default_factory=Embedding)
     """new tokens"""
-    optimizer: Annotated[Optimizer, _short(str, lambda name: {"name": name})] = Field(
-        default_factory=Optimizer
+    optimizer: Annotated[Optimizer, short_for(str, lambda name: {"name": name})] = (
+        Field(default_factory=Optimizer)
     )
     """the optimizer"""
     learning_rate: float = override(1e-4, gt=0)
@@ -244,7 +200,7 @@ class Config(Section):
     """
     warmup_steps: int | None = override(None, ge=0)
     """linear warm-up (default: 5 % of the steps, at most 100)"""
-    ema: Annotated[Ema, _short(float, lambda decay: {"decay": decay})] = Field(
+    ema: Annotated[Ema, short_for(float, lambda decay: {"decay": decay})] = Field(
         default_factory=Ema
     )
     """an average of the weights"""
@@ -342,7 +298,7 @@ class Config(Section):
         Annotated[
             list[Literal["video", "sound"]],
             Field(min_length=1),
-            _short(str, lambda value: [value]),
+            short_for(str, lambda value: [value]),
         ]
         | None
     ) = fatal(None)
@@ -416,15 +372,15 @@ class Config(Section):
     """passes over the data between previews, instead of sample_after"""
     samples: Annotated[
         Annotated[int, Field(ge=0)] | list[str | Prompt],
-        _short(str, lambda value: [value]),
+        short_for(str, lambda value: [value]),
     ] = safe(2)
     """prompts of the previews (text, or {prompt, negative, seed …}), a file of them, or
     how many captions to take
     """
     sample: Sample = Field(default_factory=Sample)
     """how previews are sampled"""
-    trackers: Annotated[list[TrackerName], _short(str, lambda value: [value])] = safe(
-        []
+    trackers: Annotated[list[TrackerName], short_for(str, lambda value: [value])] = (
+        safe([])
     )
     """curves, validations and previews for tensorboard, wandb, trackio or mlflow too,
     or for a list of them
@@ -460,8 +416,8 @@ class Config(Section):
     """
     push_checkpoints_keep: int = safe(1, ge=1, le=100)
     """number of newest checkpoints that stay in that repository"""
-    notify: Annotated[list[NotifyAddress], _short(str, lambda value: [value])] = safe(
-        [], max_length=10
+    notify: Annotated[list[NotifyAddress], short_for(str, lambda value: [value])] = (
+        safe([], max_length=10)
     )
     """where messages about the run go: names of environment variables that hold URLs of
     Apprise, or such URLs
@@ -469,7 +425,7 @@ class Config(Section):
     notify_on: Annotated[
         list[NotifyEvent],
         Field(min_length=1),
-        _short(str, lambda value: [value]),
+        short_for(str, lambda value: [value]),
     ] = safe(["done", "failed", "stopped", "verdict"])
     """what a message is sent for; verdict: another verdict than before, such as
     OVERFITTING

@@ -239,7 +239,9 @@ class TextEncoder(Section):
     (.safetensors, .pth); for several encoders a list, null: the base's
     """
     convention: Literal["diffusers", "authors"] = fatal("diffusers")
-    """whose code captions are read like, where diffusers and the model's authors differ"""
+    """whose code captions are read like, where the two differ; ComfyUI reads them as the
+    model's authors do, and a plan says of which models
+    """
 
 
 class Vae(Section):

@@ -325,6 +325,7 @@ class _CaptionLines:
         """Return a note on these captions."""
         if not self._clips:
             return []
+
         count = f"{self._clips} captions have"
         if self._clips == 1:
             count = "1 caption has"

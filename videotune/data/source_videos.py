@@ -315,11 +315,10 @@ def _sources_by_name(
         The sources, and the series of each folder.
     """
     series_by_folder = _find_series(clips)
-    bases_by_folder = {
-        folder: {series.base for series in folder_series}
-        for folder, folder_series in series_by_folder.items()
-        if len(folder_series) > 1
-    }
+    bases_by_folder: dict[str, set[str]] = {}
+    for folder, folder_series in series_by_folder.items():
+        if len(folder_series) > 1:
+            bases_by_folder[folder] = {series.base for series in folder_series}
 
     names = PackedTexts()
     for position in range(len(clips)):

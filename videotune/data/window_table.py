@@ -253,6 +253,7 @@ def earlier_copies(windows: Sequence[Window]) -> NDArray[np.int64]:
         ]
         rows = np.array(number_of_each, np.int32)
 
+    # Within the rows in order, the position counted from the first of its group.
     order = np.argsort(rows, kind="stable")
     sorted_rows = rows[order]
     is_first = np.ones(len(rows), bool)

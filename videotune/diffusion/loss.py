@@ -1,32 +1,25 @@
-"""The training objective: noise path, weight of each t, and the loss.
+"""The training objective: weight of each t, and the loss.
 
-Training and validation share it. Noise and noise levels are drawn by the caller.
-
-A noise path is x_t = alpha·x0 + sigma·noise with v = d_alpha·x0 + d_sigma·noise, one
-object for flow matching and v-prediction. On both, alpha·d_sigma - sigma·d_alpha = 1:
-(x_t, v) is a linear map of (x0, noise) with determinant 1, and either pair gives the other
-one without a division.
+Training and validation share it. Noise and noise levels are drawn by the caller; the
+noise paths are in ``noise_paths``, targets that a base model corrects in
+``base_targets``.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses import FakeTensor
 
+from videotune.diffusion.noise_paths import (
+    flow_path,
+    scaled_linear_alphas_cumprod,
+    v_path,
+)
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import VideotuneError
-from videotune.types import (
-    Batch,
-    Conditioning,
-    LossOutput,
-    NoisePath,
-    Sound,
-    Velocity,
-    take_rows,
-)
+from videotune.types import Batch, LossOutput, NoisePath, Sound, Velocity
 
 V_CONSTANTS = (
     "beta_start",
@@ -141,100 +134,6 @@ def objective(
     return Objective(path, on_grid, weighting, temporal_consistency, gamma)
 
 
-def flow_path(t: Tensor) -> NoisePath:
-    """Return the straight path of flow matching: x_t = (1 - t)·x0 + t·noise, v = noise
-    - x0.
-
-    t (B,) in [0, 1]. Source: Liu et al. 2022; Esser et al. 2024, eq. 13.
-    """
-    t = _column(t.float())
-    ones = torch.ones_like(t)
-    return NoisePath(alpha=1 - t, sigma=t, d_alpha=-ones, d_sigma=ones)
-
-
-def v_path(alphas_cumprod: Callable[[], Tensor]) -> Callable[[Tensor], NoisePath]:
-    """Return the variance-preserving path of v-prediction.
-
-    alpha = √ᾱ, sigma = √(1 - ᾱ), v = alpha·noise - sigma·x0. Source: Salimans & Ho
-    2022, appendix D.
-
-    Args:
-        alphas_cumprod: Returns ᾱ (K,) float64 of the integer timesteps, to which t (B,)
-            in [0, 1] is mapped by ``timestep_index``.
-    """
-    return _VariancePreservingPath(alphas_cumprod)
-
-
-class _VariancePreservingPath:
-    """√ᾱ and √(1 - ᾱ) of each timestep, on each device that was used.
-
-    A copy at every step would make the host wait for a CUDA device.
-    """
-
-    def __init__(self, alphas_cumprod: Callable[[], Tensor]) -> None:
-        self._alphas_cumprod = alphas_cumprod
-        self._roots: dict[torch.device, Tensor] = {}
-
-    def __call__(self, t: Tensor) -> NoisePath:
-        roots = self._roots_on(t)
-        at_t = roots[:, timestep_index(t, roots.shape[1])]
-        alpha = _column(at_t[0])
-        sigma = _column(at_t[1])
-        return NoisePath(alpha=alpha, sigma=sigma, d_alpha=-sigma, d_sigma=alpha)
-
-    def _roots_on(self, t: Tensor) -> Tensor:
-        """Return the roots (2,K) float32 on the device of t."""
-        roots = self._roots.get(t.device)
-        if roots is None or isinstance(t, FakeTensor):
-            # in float64, since 1 - ᾱ cancels at low noise; some devices have no float64
-            alphas_cumprod = self._alphas_cumprod().double()
-            roots = torch.stack([alphas_cumprod.sqrt(), (1 - alphas_cumprod).sqrt()])
-            roots = roots.float().to(t.device)
-            if not isinstance(roots, FakeTensor):
-                self._roots[t.device] = roots
-        return roots
-
-
-def timestep_index(t: Tensor, num_timesteps: int) -> Tensor:
-    """Return the integer timestep k = t·(K - 1), rounded, (B,) int64, of t (B,) in [0,
-    1].
-    """
-    return (t.float() * (num_timesteps - 1)).round().long()
-
-
-def scaled_linear_alphas_cumprod(
-    beta_start: float,
-    beta_end: float,
-    steps: int,
-    snr_shift: float = 1.0,
-    zero_terminal_snr: bool = False,
-) -> Tensor:
-    """Return ᾱ of each integer timestep, (steps,) float64.
-
-    It is bit for bit what the diffusers schedulers of this kind have. Source: Rombach
-    et al. 2022 (betas); Esser et al. 2024, section 5.3.2 (shift); Lin et al. 2023,
-    algorithm 1 (zero terminal SNR).
-
-    Args:
-        beta_start: First beta; betas are linear in their roots.
-        beta_end: Last beta.
-        steps: Number of timesteps.
-        snr_shift: Divisor of the SNR.
-        zero_terminal_snr: Bring √ᾱ to 0 at the end.
-    """
-    betas = (
-        torch.linspace(beta_start**0.5, beta_end**0.5, steps, dtype=torch.float64) ** 2
-    )
-    alphas_cumprod = torch.cumprod(1.0 - betas, dim=0)
-    alphas_cumprod = alphas_cumprod / (snr_shift + (1 - snr_shift) * alphas_cumprod)
-    if zero_terminal_snr:
-        root = alphas_cumprod.sqrt()
-        first = root[0]
-        last = root[-1]
-        alphas_cumprod = ((root - last) * (first / (first - last))) ** 2
-    return alphas_cumprod
-
-
 def denoising_loss(
     family: Predictor,
     net: nn.Module,
@@ -257,7 +156,7 @@ def denoising_loss(
         batch: Clean latents and their conditioning.
         t: Noise levels (B,).
         noise: (B,C,F,H,W) float32.
-        target: Replaces the data's v; see ``prior_target``.
+        target: Replaces the data's v; see ``base_targets``.
     """
     prediction, velocity = predict_and_target(family, net, objective, batch, t, noise)
     return loss_between(objective, batch, t, prediction, target or velocity)
@@ -286,6 +185,7 @@ def loss_between(
         learnt.append(_sound_part(objective, batch, prediction, target))
 
     per_sample_loss = sum((part.loss for part in learnt[1:]), start=learnt[0].loss)
+    # ``mse`` is that of the sound if no video is learnt.
     return LossOutput(
         loss=per_sample_loss.mean(),
         mse=learnt[0].mse.detach(),
@@ -422,126 +322,6 @@ def noisy_sound(objective: Objective, sound: Sound) -> tuple[Tensor, Tensor]:
     return x_t, v
 
 
-def prior_target(
-    family: Predictor,
-    base: nn.Module,
-    objective: Objective,
-    batch: Batch,
-    t: Tensor,
-    noise: Tensor,
-    samples: Sequence[int],
-    data: Velocity | None = None,
-) -> Velocity:
-    """Return a target for ``denoising_loss`` that keeps some samples as the base has
-    them.
-
-    A regularization sample is to stay at what the base predicts for the same x_t, t and
-    caption (Li & Hoiem 2016, "Learning without forgetting", arXiv 1606.09282). Only
-    these samples run through the base, without a graph.
-
-    Args:
-        family: Predicts v.
-        base: The base model's denoiser.
-        objective: The objective.
-        batch: The batch.
-        t: Noise levels (B,).
-        noise: (B,C,F,H,W).
-        samples: Indices of the samples whose target the base predicts.
-        data: The target of the other samples. None: v of the data.
-
-    Returns:
-        ``data`` and, for ``samples``, v of the base.
-    """
-    prior_batch = batch.take(samples)
-    prior_t = take_rows(t, samples)
-    prior_noise = take_rows(noise, samples)
-    with torch.no_grad():
-        prediction, _ = predict_and_target(
-            family, base, objective, prior_batch, prior_t, prior_noise
-        )
-
-    if data is None:
-        data = data_velocity(objective, batch, t, noise)
-    video = _with_rows(data.video, samples, prediction.video)
-    if data.sound is None or prediction.sound is None:
-        return Velocity(video)
-    return Velocity(video, _with_rows(data.sound, samples, prediction.sound))
-
-
-def data_velocity(
-    objective: Objective, batch: Batch, t: Tensor, noise: Tensor
-) -> Velocity:
-    """Return v of the data of a batch, and of its sound."""
-    _, v = noisy_and_velocity(objective, batch, t, noise)
-    if batch.sound is None:
-        return Velocity(v)
-    _, sound_v = noisy_sound(objective, batch.sound)
-    return Velocity(v, sound_v)
-
-
-@dataclass(frozen=True)
-class BaseGuidance:
-    """The guidance that a base model was distilled with."""
-
-    scale: float
-    """The guidance scale w, above 1."""
-    empty: Conditioning
-    """The empty caption's states, of one sample."""
-
-
-def guided_target(
-    family: Predictor,
-    base: nn.Module,
-    objective: Objective,
-    batch: Batch,
-    t: Tensor,
-    noise: Tensor,
-    guidance: BaseGuidance,
-) -> Velocity:
-    """Return a target for ``denoising_loss`` that keeps a base model's guidance.
-
-    A base that was distilled with guidance w predicts v(∅) + w·g, with g the caption's
-    effect, while the data has v(∅) + g on average: trained on plain data it loses the
-    difference. The target is v + (1 - 1/w)·(v_b(c) - v_b(∅)), where v is the data's and
-    v_b the base's, whose effect of the caption is w·g.
-
-    Args:
-        family: Predicts v.
-        base: The base model's denoiser.
-        objective: The objective.
-        batch: The batch.
-        t: Noise levels (B,).
-        noise: (B,C,F,H,W).
-        guidance: What the base was distilled with.
-    """
-    conditioning = guidance.empty.take([0] * len(batch))
-    # A clip's own states, such as its first frame, stay as they are.
-    extras = {**batch.conditioning.extras, **conditioning.extras}
-    without_caption = replace(batch, conditioning=replace(conditioning, extras=extras))
-    with torch.no_grad():
-        with_prompt, velocity = predict_and_target(
-            family, base, objective, batch, t, noise
-        )
-        empty, _ = predict_and_target(
-            family, base, objective, without_caption, t, noise
-        )
-
-    share = 1 - 1 / guidance.scale
-    video = velocity.video + share * (with_prompt.video - empty.video)
-    if velocity.sound is None or with_prompt.sound is None or empty.sound is None:
-        return Velocity(video)
-    sound = velocity.sound + share * (with_prompt.sound - empty.sound)
-    return Velocity(video, sound)
-
-
-def _with_rows(x: Tensor, rows: Sequence[int], values: Tensor) -> Tensor:
-    """Return a tensor with some of its first dimension's rows replaced."""
-    result = list(x)
-    for row, value in zip(rows, values, strict=True):
-        result[row] = value
-    return torch.stack(result)
-
-
 def with_flicker(mse: Tensor, error: Tensor, weight: Tensor, strength: float) -> Tensor:
     """Return (mse + λ‖Δe‖²) / (1 + 2λ(F - 1)/F), (B,): flickering errors cost more.
 
@@ -579,8 +359,3 @@ def _ratio(total: Tensor, count: Tensor) -> Tensor:
     is_empty = count <= 0
     divisor = torch.where(is_empty, torch.ones_like(count), count)
     return torch.where(is_empty, torch.zeros_like(total), total / divisor)
-
-
-def _column(x: Tensor) -> Tensor:
-    """Return (B,) as (B,1,1,1,1), which broadcasts over latents."""
-    return x.view(-1, 1, 1, 1, 1)

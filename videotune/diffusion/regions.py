@@ -18,11 +18,13 @@ def cell_shares(mask: Tensor, rules: VideoRules) -> Tensor:
         mask: (T,H,W) float32 in [0, 1] in pixels.
         rules: strides of the latent grid.
     """
-    stride = rules.spatial_stride
-    cells_per_frame = torch.nn.functional.avg_pool2d(mask[:, None], stride)[:, 0]
-    shares = [
-        cells_per_frame[frames].mean(0) for frames in _pixel_frames(len(mask), rules)
-    ]
+    frames_with_channel = mask[:, None]
+    pooled = torch.nn.functional.avg_pool2d(frames_with_channel, rules.spatial_stride)
+    cells_per_frame = pooled[:, 0]
+
+    shares = []
+    for frames in _pixel_frames(len(mask), rules):
+        shares.append(cells_per_frame[frames].mean(0))
     return torch.stack(shares)
 
 
@@ -33,18 +35,21 @@ def cells_without(mask: Tensor, rules: VideoRules) -> Tensor:
         mask: (T,H,W) float32, 0 where it covers nothing.
         rules: strides of the latent grid.
     """
-    stride = rules.spatial_stride
-    cells_per_frame = torch.nn.functional.max_pool2d(mask[:, None], stride)[:, 0]
-    most = [
-        cells_per_frame[frames].amax(0) for frames in _pixel_frames(len(mask), rules)
-    ]
-    return torch.stack(most) == 0
+    frames_with_channel = mask[:, None]
+    pooled = torch.nn.functional.max_pool2d(frames_with_channel, rules.spatial_stride)
+    cells_per_frame = pooled[:, 0]
+
+    largest_values = []
+    for frames in _pixel_frames(len(mask), rules):
+        largest_values.append(cells_per_frame[frames].amax(0))
+    return torch.stack(largest_values) == 0
 
 
 def _pixel_frames(count: int, rules: VideoRules) -> Iterator[slice]:
     """Yield the pixel frames of each latent frame."""
-    latent_frames = (count - 1) // rules.temporal_stride + 1
+    stride = rules.temporal_stride
+    further_frames = (count - 1) // stride
     yield slice(0, 1)
-    for frame in range(1, latent_frames):
-        end = frame * rules.temporal_stride + 1
-        yield slice(end - rules.temporal_stride, end)
+    for frame in range(1, further_frames + 1):
+        end = frame * stride + 1
+        yield slice(end - stride, end)

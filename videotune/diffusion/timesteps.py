@@ -72,11 +72,9 @@ def shift_of_tokens(tokens: int, rule: tuple[float, float, float, float]) -> flo
         rule: (tokens, μ there, other tokens, μ there); μ is linear in the tokens.
     """
     first_tokens, first_mu, second_tokens, second_mu = rule
-    rise = (
-        (second_mu - first_mu)
-        * (tokens - first_tokens)
-        / (second_tokens - first_tokens)
-    )
+    mu_difference = second_mu - first_mu
+    token_difference = second_tokens - first_tokens
+    rise = mu_difference * (tokens - first_tokens) / token_difference
     return math.exp(first_mu + rise)
 
 
@@ -238,11 +236,15 @@ class TimestepSampler:
         grid.
         """
         below, up_to = _cut(self)
-        return ((_cdf(self, t.double()) - below) / (up_to - below)).clamp(0, 1)
+        probability = _cdf(self, t.double())
+        share_of_range = (probability - below) / (up_to - below)
+        return share_of_range.clamp(0, 1)
 
     def quantiles(self, n: int) -> Tensor:
         """Return the t in the middle of each of n equally likely ranges, (n,) float32."""
-        return self.draw((torch.arange(n, dtype=torch.float64) + 0.5) / n)
+        ranges = torch.arange(n, dtype=torch.float64)
+        middles = (ranges + 0.5) / n
+        return self.draw(middles)
 
     def at(self, shares: Sequence[float]) -> Tensor:
         """Return the noise levels below which these shares of the draws are."""

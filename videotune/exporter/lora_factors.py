@@ -24,16 +24,20 @@ POWER_ITERATIONS = 4
 
 def factors_of(module: AdapterModule, weight: float = 1.0) -> Factors:
     """Return the factors of a LoRA's ΔW times ``weight``, with the scale in B."""
-    b = module.parts["lora_B"].double() * (module.scale * weight)
+    factor = module.scale * weight
+    b = module.parts["lora_B"].double() * factor
     a = module.parts["lora_A"].double()
     return b, a
 
 
 def sum_factors(*summands: Factors) -> Factors:
     """Return factors whose product is the exact sum of the summands' products."""
-    b = torch.cat([summand_b for summand_b, _ in summands], 1)
-    a = torch.cat([summand_a for _, summand_a in summands])
-    return b, a
+    all_b = []
+    all_a = []
+    for summand_b, summand_a in summands:
+        all_b.append(summand_b)
+        all_a.append(summand_a)
+    return torch.cat(all_b, dim=1), torch.cat(all_a, dim=0)
 
 
 def svd_of(factors: Factors) -> tuple[Tensor, Tensor, Tensor]:
@@ -44,7 +48,8 @@ def svd_of(factors: Factors) -> tuple[Tensor, Tensor, Tensor]:
     b, a = factors
     q_b, r_b = torch.linalg.qr(b)
     q_a, r_a = torch.linalg.qr(a.T)
-    u, sigma, v = torch.linalg.svd(r_b @ r_a.T, full_matrices=False)
+    core = r_b @ r_a.T
+    u, sigma, v = torch.linalg.svd(core, full_matrices=False)
     return q_b @ u, sigma, v @ q_a.T
 
 
@@ -55,23 +60,29 @@ def product_norm(factors: Factors) -> float:
     b, a = factors
     r_b = torch.linalg.qr(b).R
     r_a = torch.linalg.qr(a.T).R
-    return float((r_b @ r_a.T).norm())
+    core = r_b @ r_a.T
+    return float(core.norm())
 
 
 def truncate_svd(svd: tuple[Tensor, Tensor, Tensor], rank: int) -> Factors:
     """Return the nearest factors of a rank (Eckart and Young 1936), √σ in each."""
     u, sigma, v = svd
     root = sigma[:rank].sqrt()
-    return u[:, :rank] * root, root[:, None] * v[:rank]
+    b = u[:, :rank] * root
+    a = root[:, None] * v[:rank]
+    return b, a
 
 
 def rank_for(sigma: Tensor, error: float) -> int:
     """Return the lowest rank, at least 1, that loses at most the part ``error`` of
     ‖ΔW‖.
     """
+    smallest_first = sigma.square().flip(0)
     # lost[k]: ‖ΔW‖² that is lost without the k-th and all smaller singular values
-    lost = sigma.square().flip(0).cumsum(0).flip(0)
-    return max(1, int((lost > error**2 * lost[0]).sum()))
+    lost = smallest_first.cumsum(0).flip(0)
+    most_lost = error**2 * lost[0]
+    is_needed = lost > most_lost
+    return max(1, int(is_needed.sum()))
 
 
 def low_rank_factors(matrix: Tensor, rank: int) -> Factors:
@@ -80,12 +91,15 @@ def low_rank_factors(matrix: Tensor, rank: int) -> Factors:
     Small matrices get a full SVD, others a randomized one (Halko, Martinsson and Tropp
     2011, arXiv 0909.4061).
     """
-    if min(matrix.shape) <= max(FULL_SVD_LIMIT, rank + OVERSAMPLING):
-        return truncate_svd(torch.linalg.svd(matrix, full_matrices=False), rank)
+    directions = rank + OVERSAMPLING
+    smaller_side = min(matrix.shape)
+    if smaller_side <= max(FULL_SVD_LIMIT, directions):
+        full_svd = torch.linalg.svd(matrix, full_matrices=False)
+        return truncate_svd(full_svd, rank)
 
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
-        u, sigma, v = torch.svd_lowrank(matrix, rank + OVERSAMPLING, POWER_ITERATIONS)
+        u, sigma, v = torch.svd_lowrank(matrix, directions, POWER_ITERATIONS)
     return truncate_svd((u, sigma, v.T), rank)
 
 
@@ -95,29 +109,34 @@ def delta_norm(module: AdapterModule) -> float:
         return product_norm(factors_of(module))
     if module.parts.keys() & LOKR_FACTORS:
         # ‖W1 ⊗ W2‖ = ‖W1‖ ‖W2‖
-        w1_norm = float(lokr_factor(module.parts, "lokr_w1").norm())
-        w2_norm = float(lokr_factor(module.parts, "lokr_w2").norm())
-        return abs(module.scale) * w1_norm * w2_norm
+        w1 = lokr_factor(module.parts, "lokr_w1")
+        w2 = lokr_factor(module.parts, "lokr_w2")
+        return abs(module.scale) * float(w1.norm()) * float(w2.norm())
     return float(module.delta.norm())
 
 
 def relative_difference(expected: AdapterModule, actual: AdapterModule) -> float:
     """Return ‖ΔW - ΔW'‖ / ‖ΔW‖, or that of DoRA's magnitudes if it is larger."""
     if "lora_A" in expected.parts:
-        difference = sum_factors(factors_of(expected), factors_of(actual, -1.0))
-        delta_error = product_norm(difference)
+        negative = factors_of(actual, -1.0)
+        difference_factors = sum_factors(factors_of(expected), negative)
+        delta_error = product_norm(difference_factors)
     else:
-        delta_error = float((expected.delta - actual.delta).norm())
+        difference = expected.delta - actual.delta
+        delta_error = float(difference.norm())
     expected_norm = delta_norm(expected)
     if expected_norm:
         delta_error /= expected_norm
 
     expected_magnitude = _magnitude(expected)
-    magnitude_difference = (expected_magnitude - _magnitude(actual)).norm()
-    magnitude_error = float(magnitude_difference / expected_magnitude.norm())
+    magnitude_difference = expected_magnitude - _magnitude(actual)
+    relative = magnitude_difference.norm() / expected_magnitude.norm()
+    magnitude_error = float(relative)
     return max(delta_error, magnitude_error)
 
 
 def _magnitude(module: AdapterModule) -> Tensor:
     """Return DoRA's magnitude in float64; 1 for other kinds."""
-    return module.parts.get("lora_magnitude_vector", torch.ones(1)).double()
+    ones = torch.ones(1)
+    magnitude = module.parts.get("lora_magnitude_vector", ones)
+    return magnitude.double()

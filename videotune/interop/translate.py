@@ -1,18 +1,14 @@
 """Translate another trainer's config into videotune's by the rules in JSON files."""
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from videotune.config import nested_keys, suggestions
 from videotune.config.resolve import resolve
 from videotune.errors import VideotuneError
-from videotune.files import read_json
 from videotune.interop.addresses import (
     KEY,
     masked_config,
@@ -20,6 +16,7 @@ from videotune.interop.addresses import (
     with_all_addresses,
     without_addresses,
 )
+from videotune.interop.base_names import base_named, known_base, spec_of_base
 from videotune.interop.command_files import parse_scalar
 from videotune.interop.conversions import CONVERSIONS
 from videotune.interop.foreign_config import ForeignConfig
@@ -27,15 +24,19 @@ from videotune.interop.joined_lists import with_joined_lists
 from videotune.interop.missing_files import is_missing_file, with_missing_file
 from videotune.interop.optimizer_arguments import with_arguments
 from videotune.interop.preview_rows import with_given_files, with_valid_previews
+from videotune.interop.rule_tables import (
+    conditions_hold,
+    indices_in,
+    load_rules,
+    related_value,
+    rule_for,
+)
 from videotune.interop.translated_key import TranslatedKey
 from videotune.model_spec import ModelSpec
-from videotune.models.base_model import published, spec_for
 from videotune.models.other_models import (
-    letters_of,
     not_trained,
     other_model_of_name,
 )
-from videotune.types import BasePlace
 
 RETRIED_LAST = ("transformer.weight_dtype", "layer_offload_fraction", "compile")
 """Keys that are left out if they do not go with others."""
@@ -65,18 +66,12 @@ class Imported:
         return replace(self, config=config, rows=without_addresses(self.rows))
 
 
-@lru_cache
-def load_rules(name: str) -> dict[str, Any]:
-    """Read the rules for a trainer from its JSON file."""
-    return dict(read_json(Path(__file__).with_name(f"{name}.json")))
-
-
 def translate(theirs: ForeignConfig) -> Imported:
     """Translate a config; a value that videotune refuses becomes a row, not an error."""
     table = load_rules(theirs.trainer)
     folder = theirs.files[0].parent
     ruled = _with_rules(theirs)
-    base = _base_model(ruled.base_names(), folder)
+    base = base_named(ruled.base_names(), folder)
 
     rows = []
     filled_values = _fill_placeholders(ruled.values, table.get("placeholders"))
@@ -88,7 +83,7 @@ def translate(theirs: ForeignConfig) -> Imported:
     for key, path in theirs.missing:
         rows.append(TranslatedKey(key, path, "missing", note="its keys are not read"))
 
-    rows = with_valid_previews(with_joined_lists(rows), _base_spec(base))
+    rows = with_valid_previews(with_joined_lists(rows), spec_of_base(base))
     rows = with_given_files(rows)
     rows = with_all_addresses(rows)
     config, final_rows = _accept(rows, base)
@@ -105,7 +100,7 @@ def refuse_config_of_other_model(theirs: ForeignConfig) -> None:
     texts = [str(name) for name in _with_rules(theirs).base_names() if name]
     types = [text for text in texts if not re.search(r"[/\\]|\.[a-z]+$", text)]
     for group in (types, texts):
-        if _known_base(" ".join(group)):
+        if known_base(" ".join(group)):
             return
         for text in group:
             title = other_model_of_name(text)
@@ -137,7 +132,7 @@ def _with_rules(theirs: ForeignConfig) -> _RuledConfig:
 
     rules = {}
     for key in values:
-        rule = defaults.get(key, {}) | _rule(table, key, values)
+        rule = defaults.get(key, {}) | rule_for(table, key, values)
         # what an absent key means is no remark on one that is there
         if key not in given and "absent" in rule:
             rule["differs"] = rule["absent"]
@@ -181,7 +176,7 @@ def _fill_placeholders(
 
     filled_values = dict(values)
     for key, value in values.items():
-        replacement = _related_value(placeholders["for"], key, values)
+        replacement = related_value(placeholders["for"], key, values)
         is_filled = suggestions.plain(key) in placeholders["in"]
         if is_filled and isinstance(replacement, str) and replacement:
             filled_values[key] = filled(value, replacement)
@@ -202,80 +197,9 @@ def _defaults(
         prefixes = sorted({match[0] for match in matches if match})
         for prefix in prefixes:
             is_missing = prefix + last not in values
-            if is_missing and _conditions_hold(default.get("when", {}), prefix, values):
+            if is_missing and conditions_hold(default.get("when", {}), prefix, values):
                 defaults[prefix + last] = default
     return defaults
-
-
-def _rule(
-    table: Mapping[str, Any], key: str, values: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the rule for a key: by its name, or the first pattern that matches.
-
-    Of a list of rules it is the first whose conditions hold.
-    """
-    candidates = _matching_rules(table, suggestions.plain(key))
-    for rule in candidates if isinstance(candidates, list) else [candidates]:
-        if isinstance(rule, str):
-            return {"to": rule}
-        if _conditions_hold(rule.get("when", {}), key, values):
-            return dict(rule)
-    return {"note": "it has no effect with the other values of this config"}
-
-
-def _matching_rules(table: Mapping[str, Any], name: str) -> Any:
-    rules = table["rules"]
-    if rules.get(name):
-        return rules[name]
-
-    patterns: dict[str, Any] = {}
-    for note, note_patterns in table.get("none", {}).items():
-        for pattern in note_patterns:
-            patterns[pattern] = {"note": note}
-    patterns.update(rules)
-    for pattern, rule in patterns.items():
-        if fnmatchcase(name, pattern):
-            return rule
-    return {"unknown": 1, "note": "no rule knows this key"}
-
-
-def _indices(key: str) -> list[str]:
-    return [part for part in key.split(".") if part.isdecimal()]
-
-
-def _related_value(pattern: str, key: str, values: Mapping[str, Any]) -> Any:
-    """Return the value of another key; N in its name stands for the index that ``key``
-    has. ".*" at its end stands for any key of that section.
-    """
-    indices = iter(_indices(key))
-    parts = [next(indices, "0") if part == "N" else part for part in pattern.split(".")]
-    if parts[-1] != "*":
-        return values.get(".".join(parts))
-    section = ".".join(parts[:-1])
-    related = [
-        value for key, value in values.items() if f"{key}.".startswith(f"{section}.")
-    ]
-    return related[0] if related else None
-
-
-def _conditions_hold(
-    conditions: Mapping[str, str], key: str, values: Mapping[str, Any]
-) -> bool:
-    """Return whether other keys have certain values.
-
-    A condition is a list of patterns separated by |; an empty pattern matches a missing
-    value. "=KEY" is the value of another key.
-    """
-    for name, patterns in conditions.items():
-        value = _related_value(name, key, values)
-        if patterns.startswith("="):
-            if value != _related_value(patterns[1:], key, values):
-                return False
-            continue
-        text = "" if value is None else str(value).lower()
-        if not any(fnmatchcase(text, pattern) for pattern in patterns.split("|")):
-            return False
-    return True
 
 
 def _translate_key(
@@ -301,13 +225,13 @@ def _translate_key(
     if "to" in rule and (not is_empty or "empty" in rule):
         try:
             divisor = (
-                _related_value(rule["over"], key, values) if "over" in rule else None
+                related_value(rule["over"], key, values) if "over" in rule else None
             )
             translated_value = -(-value // divisor) if divisor else value
             if "with" in rule:
                 names = rule["with"]
                 related_keys = [names] if isinstance(names, str) else names
-                related = [_related_value(name, key, values) for name in related_keys]
+                related = [related_value(name, key, values) for name in related_keys]
                 translated_value = [value, *related]
             ours = _convert(key, translated_value, rule, folder)
         except VideotuneError as error:
@@ -372,35 +296,13 @@ def _convert(
         return {}
     our_values = converted if len(names) > 1 else [converted]
 
-    dataset_prefix = f"datasets.{'_'.join(_indices(key))}."
+    dataset_prefix = f"datasets.{'_'.join(indices_in(key))}."
     ours = {}
     for name, our_value in zip(names, our_values, strict=False):
         if isinstance(our_value, float) and our_value.is_integer():
             our_value = int(our_value)
         ours[name.replace("datasets.", dataset_prefix)] = our_value
     return ours
-
-
-def _base_model(names: list[Any], folder: Path) -> dict[str, str]:
-    """Return videotune's keys for the base model that a config names; {} if it is not
-    known.
-    """
-    for name in names:
-        if isinstance(name, str) and os.path.isfile(folder / name / "model_index.json"):
-            return {"base_model_name": str((folder / name).absolute())}
-
-    return _known_base(" ".join(str(name) for name in names))
-
-
-def _known_base(text: str) -> dict[str, str]:
-    """Return videotune's keys for the base model that a text names; {} if none."""
-    text = re.sub(r"[/\\]", "", letters_of(text))
-    for base in load_rules("bases")["bases"]:
-        has_all = all(part in text for part in base["words"])
-        has_excluded = any(part in text for part in base.get("not", ()))
-        if has_all and not has_excluded:
-            return dict(base["ours"])
-    return {}
 
 
 def _accept(
@@ -426,7 +328,7 @@ def _accept(
     dataset_keys.sort(key=lambda key: (len(key), key))
     source_keys.update(_expand_datasets(dataset_keys, wanted))
 
-    accepted, refusals = _try_keys(source_keys, wanted, _base_spec(base))
+    accepted, refusals = _try_keys(source_keys, wanted, spec_of_base(base))
 
     accepted_keys = {source_keys[key] for key in accepted}
     reasons = dict.fromkeys(
@@ -469,15 +371,6 @@ def _expand_datasets(
             if applies:
                 source_keys[f"datasets.{dataset}.{name}"] = key
     return source_keys
-
-
-def _base_spec(base: Mapping[str, str]) -> ModelSpec | None:
-    """Return the known facts about the base model; nothing is downloaded."""
-    if "family" not in base:
-        return None
-    name = base.get("base_model_name", "")
-    folder = published(name)
-    return spec_for(base["family"], BasePlace(name, folder) if folder else None)
 
 
 def _try_keys(

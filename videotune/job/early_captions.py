@@ -49,8 +49,10 @@ def refuse_missing_captions(overrides: Overrides, allow_skips: str | None) -> No
 
 def _clips_of(dataset: Mapping[str, Any]) -> Sequence[ClipFile]:
     """Return the clips of a folder; none, if its keys choose its files."""
-    folder = Path(str(dataset.get("path"))).expanduser()
-    if not set(dataset) <= PLAIN_KEYS or not folder.is_dir():
+    path = str(dataset.get("path"))
+    folder = Path(path).expanduser()
+    chooses_files = not set(dataset) <= PLAIN_KEYS
+    if chooses_files or not folder.is_dir():
         return []
     return read_folder(folder)[0]
 
@@ -60,9 +62,13 @@ def _videos_without_caption(clips: Sequence[ClipFile]) -> Sequence[ClipFile]:
     videos = [clip for clip in clips if _is_video(clip)]
     sizes = {clip.path: clip.path.stat().st_size for clip in videos}
     counts = Counter(sizes.values())
-    return [
-        clip for clip in videos if clip.missing_detail and counts[sizes[clip.path]] == 1
-    ]
+
+    without_caption = []
+    for clip in videos:
+        may_be_copy = counts[sizes[clip.path]] > 1
+        if clip.missing_detail and not may_be_copy:
+            without_caption.append(clip)
+    return without_caption
 
 
 def _is_video(clip: ClipFile) -> bool:

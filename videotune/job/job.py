@@ -5,12 +5,9 @@ Nothing here imports torch, so that ``check`` and ``plan`` of a dataset start at
 """
 
 import json
-import math
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field
-from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,8 +16,8 @@ import numpy as np
 
 from videotune.config.resolve import Resolved, intervals, total_steps
 from videotune.config.schema import Config, Dataset
-from videotune.console import bar, echo
-from videotune.data.buckets import BucketKey, buckets, crop_problem, is_shown
+from videotune.console import bar
+from videotune.data.buckets import buckets, is_shown
 from videotune.data.clip_table import map_rows
 from videotune.data.dataset import scan
 from videotune.data.file_checks import refuse_linked_folder
@@ -38,18 +35,17 @@ from videotune.job.notes import (
     epoch_notes,
     interval_notes,
     micro_batch_notes,
-    mixes,
-    sizes_as_read,
+    reading_notes,
     unused_keys,
     unweighted_notes,
     warmup_note,
 )
+from videotune.job.schedule import make_schedule
 from videotune.latent_cache.exposure import Exposure, exposure, views_of_clips
 from videotune.latent_cache.sampler import (
     Schedule,
     bucket_steps_until,
     entry_views,
-    exact,
     phases_of,
     shown_windows,
     steps_per_epoch,
@@ -57,7 +53,7 @@ from videotune.latent_cache.sampler import (
     weights_of,
 )
 from videotune.model_spec import ModelSpec
-from videotune.text import counted_are, reason_words
+from videotune.text import reason_words
 from videotune.types import BasePlace, Clip, ClipShape, Pacing, Window
 
 
@@ -283,7 +279,7 @@ def open_job(
         config, windows_by_bucket, library, processes
     )
     notes = [
-        *sizes_as_read(resolved),
+        *reading_notes(resolved, spec),
         *library.notes,
         *schedule_notes,
         *unused_keys(resolved, library, spec, max(schedule.batch_sizes)),
@@ -412,78 +408,6 @@ def _refuse_idle_steps(library: Library, steps: int) -> None:
         )
 
 
-def make_schedule(
-    config: Config,
-    windows_by_bucket: Mapping[BucketKey, Sequence[Window]],
-    library: Library,
-    processes: int = 1,
-) -> tuple[Schedule, list[str]]:
-    """Return the schedule over the buckets, and notes on the batch.
-
-    If images and videos are mixed, a step of a video bucket takes fewer samples, as the
-    multiplier says.
-
-    Args:
-        config: the settings.
-        windows_by_bucket: the buckets.
-        library: the clips.
-        processes: how many processes train.
-    """
-    multiplier = config.video_config.video_batch_size_multiplier
-    is_mixed = mixes(library)
-    columns = library.columns
-    video_batch = max(1, math.floor(config.batch_size * multiplier))
-
-    batches = []
-    for key, windows in windows_by_bucket.items():
-        table = WindowTable.of(windows)
-        clips_of_owners = columns.ids.positions(table.clip_ids)
-        has_video = bool((~columns.still[clips_of_owners])[table.owners()].any())
-        batch = video_batch if is_mixed and has_video else config.batch_size
-        batch = key.batch_size or batch
-        batches.append(batch * config.gradient_accumulation_steps * processes)
-
-    notes = []
-    if is_mixed and video_batch != config.batch_size:
-        notes.append(
-            f"images and videos are mixed: a step takes {max(batches)} images or {min(batches)} videos "
-            f"(video_batch_size_multiplier {multiplier:g})"
-        )
-    sizes = [len(windows) for windows in windows_by_bucket.values()]
-    schedule = Schedule(
-        seed=config.seed,
-        window_counts=tuple(sizes) or (1,),
-        batch_sizes=tuple(batches) or (config.batch_size * processes,),
-        shuffle=config.shuffle,
-        weights=_weights(windows_by_bucket),
-        phases=_phases(windows_by_bucket),
-    )
-    return schedule, notes
-
-
-def _weights(keys: Iterable[BucketKey]) -> tuple[Fraction, ...]:
-    """Return the factor of how often each bucket is shown; none if all are 1."""
-    weights = tuple(exact(key.probability) for key in keys)
-    return weights if any(weight != 1 for weight in weights) else ()
-
-
-def _phases(keys: Iterable[BucketKey]) -> tuple[tuple[int, int], ...]:
-    """Return first step and number of buckets of each phase; none if there is one."""
-    bucket_counts = Counter(key.first_step for key in keys)
-    phases = tuple(sorted(bucket_counts.items()))
-    return phases if len(phases) > 1 else ()
-
-
-def crop_blocker(job: Job) -> str | None:
-    """Return why the crop is too small a part of every clip, or None if it is not or
-    the config allows it.
-    """
-    if job.config.allow_crop:
-        return None
-    resolution = job.config.resolution or job.spec.default_resolution
-    return crop_problem(job.library, job.spec.rules, resolution)
-
-
 def refuse_nothing_to_learn(config: Config) -> None:
     """Raise VideotuneError if the target of every sample is the base model's own
     prediction.
@@ -503,42 +427,6 @@ def refuse_nothing_to_learn(config: Config) -> None:
             "datasets: all of them are regularization, whose target is the base model's own prediction, "
             "so the run would learn nothing. Add a dataset of kind train"
         )
-
-
-def refuse_skips(job: Job, allow: str | None) -> None:
-    """Stop if clips are skipped and the user has not allowed as many.
-
-    Args:
-        job: the run.
-        allow: a number of clips, or "all". None: none may be skipped.
-
-    Raises:
-        DoesNotFit: if too many clips are skipped; it lists them. Also if most of every
-            clip is cropped away.
-    """
-    crop_reason = crop_blocker(job)
-    if crop_reason is not None:
-        raise DoesNotFit(crop_reason)
-
-    skipped = job.library.skipped
-    is_allowed = allow is not None and (allow == "all" or len(skipped) <= int(allow))
-    if not skipped or is_allowed:
-        without_caption = sum(reason.endswith("_caption") for _, reason, _ in skipped)
-        if without_caption:
-            clips = counted_are(len(skipped), "clip")
-            echo(f"note: {clips} left out, {without_caption} without a usable caption")
-        return
-
-    listed = "".join(
-        f"\n  {path}: {reason_words(reason)}: {detail}"
-        for path, reason, detail in skipped[:10]
-    )
-    if len(skipped) > 10:
-        listed += f"\n  … and {len(skipped) - 10} more"
-    raise DoesNotFit(
-        f"{len(skipped)} of the clips would be skipped:{listed}\n"
-        f"Fix or remove them, or allow it: --allow-skips {len(skipped)}"
-    )
 
 
 def with_views(job: Job, account: Mapping[str, Any], steps: int) -> dict[str, Any]:

@@ -10,12 +10,18 @@ from videotune.config.applies import Facts, unused
 from videotune.config.resolve import Resolved
 from videotune.config.schema import Config
 from videotune.data.library import Library
+from videotune.data.remarks import Remark
 from videotune.data.window_table import WindowTable
 from videotune.latent_cache.exposure import views_of_clips
 from videotune.latent_cache.sampler import Schedule, entry_views
 from videotune.model_spec import ModelSpec
 from videotune.text import counted_are
 from videotune.types import Window
+
+
+def reading_notes(resolved: Resolved, spec: ModelSpec) -> list[str]:
+    """Say how captions and resolutions are read where somebody may expect otherwise."""
+    return caption_reading_notes(spec) + sizes_as_read(resolved)
 
 
 def sizes_as_read(resolved: Resolved) -> list[str]:
@@ -132,6 +138,20 @@ def warmup_note(config: Config, steps: int) -> list[str]:
     return [
         f"warmup_steps {warmup_steps}: the run ends at step {steps}, when the learning rate has "
         f"reached {steps / warmup_steps:.0%} of its peak"
+    ]
+
+
+def caption_reading_notes(spec: ModelSpec) -> list[str]:
+    """Say if ComfyUI will read captions differently from the training."""
+    if spec.authors_text or not spec.authors_read_otherwise:
+        return []
+    return [
+        Remark(
+            "caption_reading",
+            f"captions are read as diffusers reads them; ComfyUI reads those of {spec.title} "
+            "differently, as the model's authors do. For a result for ComfyUI, set "
+            "text_encoder.convention to authors",
+        )
     ]
 
 

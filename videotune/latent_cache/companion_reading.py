@@ -23,7 +23,8 @@ def read_companion(
     """
     companion = companion_sample(sample, role, media)
     part = replace(companion, times=companion.times[:count])
-    frames = to_model(frames_of([part], media[part.window.clip_id], None))
+    info = media[part.window.clip_id]
+    frames = to_model(frames_of([part], info, None))
     return frames.expand(-1, count, -1, -1).contiguous()
 
 
@@ -34,8 +35,12 @@ def read_reference_picture(
     the frame at which the sample begins.
     """
     companion = companion_sample(sample, REFERENCE, media)
-    picture = whole_picture(media[companion.window.clip_id], companion.times[0])
-    return picture[:, ::-1].copy() if sample.flipped else picture
+    info = media[companion.window.clip_id]
+    picture = whole_picture(info, companion.times[0])
+    if not sample.flipped:
+        return picture
+    mirrored = picture[:, ::-1]
+    return mirrored.copy()
 
 
 def read_start_image(
@@ -47,4 +52,5 @@ def read_start_image(
         return None
     window = replace(sample.window, clip_id=image_id)
     still = replace(sample, window=window, times=(0.0,))
-    return to_model(frames_of([still], media[image_id], None))
+    frames = frames_of([still], media[image_id], None)
+    return to_model(frames)

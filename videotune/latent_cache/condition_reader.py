@@ -15,10 +15,10 @@ from videotune.latent_cache.conditions import (
     channel_samples,
     condition_samples,
     num_boxes,
-    put_conditions,
     shown_on_channels,
     usual_conditions,
 )
+from videotune.latent_cache.given_cells import put_conditions
 from videotune.model_spec import ModelSpec
 from videotune.types import Window
 

@@ -52,5 +52,8 @@ def _covered_cells(begin: int, length: int, cells: int, cell_size: int) -> Tenso
     """Return which of ``cells`` cells of ``cell_size`` pixels hold pixels of [begin,
     begin + length): (cells,) bool.
     """
-    cell_begin = torch.arange(cells) * cell_size
-    return (cell_begin < begin + length) & (cell_begin + cell_size > begin)
+    cell_begins = torch.arange(cells) * cell_size
+    cell_ends = cell_begins + cell_size
+    begins_before_end = cell_begins < begin + length
+    ends_after_begin = cell_ends > begin
+    return begins_before_end & ends_after_begin

@@ -4,7 +4,8 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 
-from videotune.latent_cache.batches import BatchSource, make_step_batch
+from videotune.latent_cache.batch_source import BatchSource
+from videotune.latent_cache.batches import make_step_batch
 from videotune.latent_cache.step_batch import StepBatch
 from videotune.latent_cache.thread_pool import pool_without_openmp
 

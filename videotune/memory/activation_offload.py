@@ -38,7 +38,7 @@ class Offloaded:
     host: Tensor
     buffer: HostBuffer
 
-    blocks: "list[list[ref[Offloaded]]]"
+    blocks: "OffloadedBlocks"
     """The offloaded tensors of this forward pass, one list per block."""
 
     block: int
@@ -52,6 +52,13 @@ class Offloaded:
 
     back: torch.Event | None = None
     """Recorded after the copy back to the device; None before that copy started."""
+
+
+OffloadedBlocks = list[list[ref[Offloaded]]]
+"""The offloaded tensors of a forward pass, one list per block."""
+
+Bytes = tuple[int, tuple[int, ...], tuple[int, ...]]
+"""Address, shape and strides of a tensor."""
 
 
 class ActivationOffload:
@@ -74,7 +81,7 @@ class ActivationOffload:
         self._out = copy_stream(device)
         self._in = copy_stream(device)
         self._returned: list[ref[Tensor]] = []
-        self._blocks: list[list[ref[Offloaded]]] = []
+        self._blocks: OffloadedBlocks = []
         self._free: list[HostBuffer] = []
         self._leaving: deque[tuple[int, Tensor, torch.Event]] = deque()
         self._coming: list[Tensor] = []
@@ -82,7 +89,7 @@ class ActivationOffload:
     def begin(self) -> None:
         """Reset before a forward pass; the last pass may have been interrupted."""
         if self._out is not None and self._in is not None:
-            compute_stream = torch.accelerator.current_stream(self.device)
+            compute_stream = self._compute_stream()
             compute_stream.wait_stream(self._out)
             compute_stream.wait_stream(self._in)
         self._leaving.clear()
@@ -93,22 +100,27 @@ class ActivationOffload:
     def returned(self, output: Any) -> None:
         """Record the output of a block, which is the input of the next one."""
         values = output if isinstance(output, Sequence) else [output]
-        self._returned = [ref(x) for x in values if isinstance(x, Tensor)]
+        self._returned = []
+        for value in values:
+            if isinstance(value, Tensor):
+                self._returned.append(ref(value))
 
     def hooks(self, arguments: Iterable[Any]) -> saved_tensors_hooks:
         """Return autograd hooks that offload the arguments that a checkpoint saves.
 
         Only the tensors that pass from block to block are offloaded.
         """
-        self._blocks.append([])
-        self._wait_for_sent(len(self._blocks) - AHEAD)
         blocks = self._blocks
+        blocks.append([])
+        first_in_flight = len(blocks) - AHEAD
+        self._wait_for_sent(first_in_flight)
 
         # Match by address: a checkpoint may save other tensors too, in any order.
-        offloadable: set[tuple[int, tuple[int, ...], tuple[int, ...]]] = set()
+        offloadable: set[Bytes] = set()
         tensors = [x for x in arguments if isinstance(x, Tensor)]
-        for i, x in enumerate(tensors):
-            moves_between_blocks = i == 0 or self._was_returned(x)
+        for index, x in enumerate(tensors):
+            is_first = index == 0
+            moves_between_blocks = is_first or self._was_returned(x)
             if moves_between_blocks and x.is_floating_point() and dense(x):
                 offloadable.add(_bytes_of(x))
 
@@ -127,29 +139,36 @@ class ActivationOffload:
 
         The compute stream waits until they are copied to the host.
         """
-        while self._leaving and self._leaving[0][0] < block:
-            sent = self._leaving[0][2]
-            torch.accelerator.current_stream(self.device).wait_event(sent)
+        while self._leaving:
+            leaving_block, _, sent = self._leaving[0]
+            if leaving_block >= block:
+                return
+            self._compute_stream().wait_event(sent)
             self._leaving.popleft()
 
-    def _offload(self, x: Tensor, blocks: list[list[ref[Offloaded]]]) -> Offloaded:
+    def _compute_stream(self) -> torch.Stream:
+        return torch.accelerator.current_stream(self.device)
+
+    def _offload(self, x: Tensor, blocks: OffloadedBlocks) -> Offloaded:
         """Start a tensor's copy to the host and return its host side."""
         x = x.detach()
         block = len(blocks) - 1
         buffer = self._take_buffer(x.nbytes)
 
         # The same strides: a kernel may depend on the memory order.
-        host = buffer.flat[: x.nbytes].view(x.dtype).as_strided(x.shape, x.stride())
+        numbers = buffer.flat[: x.nbytes].view(x.dtype)
+        host = numbers.as_strided(x.shape, x.stride())
         offloaded = Offloaded(host=host, buffer=buffer, blocks=blocks, block=block)
         blocks[block].append(ref(offloaded))
-        finalize(offloaded, self._free.append, buffer).atexit = False
+        release = finalize(offloaded, self._free.append, buffer)
+        release.atexit = False
         self.bytes += x.nbytes
 
         if self._out is None:
             offloaded.host.copy_(x)
             return offloaded
 
-        self._out.wait_stream(torch.accelerator.current_stream(self.device))
+        self._out.wait_stream(self._compute_stream())
         if buffer.read is not None:
             self._out.wait_event(buffer.read)
         with self._out:
@@ -163,11 +182,10 @@ class ActivationOffload:
 
         If there is none, allocate one; it replaces a free buffer that is too small.
         """
-        fitting = [
-            i for i, buffer in enumerate(self._free) if buffer.flat.nbytes >= size
-        ]
+        free_sizes = [buffer.flat.nbytes for buffer in self._free]
+        fitting = [index for index, free in enumerate(free_sizes) if free >= size]
         if fitting:
-            smallest = min(fitting, key=lambda i: self._free[i].flat.nbytes)
+            smallest = min(fitting, key=free_sizes.__getitem__)
             return self._free.pop(smallest)
 
         if self._free:
@@ -188,14 +206,16 @@ class ActivationOffload:
 
         # Prefetch this block's other tensors and those of the next backward block.
         prefetch_block = max(saved.block - AHEAD + 1, 0)
-        for reference in (*saved.blocks[saved.block], *saved.blocks[prefetch_block]):
+        tensors_of_block = saved.blocks[saved.block]
+        tensors_to_prefetch = saved.blocks[prefetch_block]
+        for reference in (*tensors_of_block, *tensors_to_prefetch):
             offloaded = reference()
             if offloaded is not None and offloaded.back is None:
                 self._start_fetch(offloaded)
 
         assert saved.back is not None
         assert saved.device is not None
-        torch.accelerator.current_stream(self.device).wait_event(saved.back)
+        self._compute_stream().wait_event(saved.back)
 
         # From here on the caller holds the only reference.
         fetched = saved.device
@@ -214,7 +234,7 @@ class ActivationOffload:
         self._coming.append(offloaded.device)
 
         # The allocator may have handed out memory that running kernels still use.
-        self._in.wait_stream(torch.accelerator.current_stream(self.device))
+        self._in.wait_stream(self._compute_stream())
         self._in.wait_event(offloaded.sent)
         with self._in:
             offloaded.device.copy_(host, non_blocking=True)
@@ -223,9 +243,10 @@ class ActivationOffload:
         offloaded.buffer.read = event
 
 
-def _bytes_of(x: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+def _bytes_of(x: Tensor) -> Bytes:
     """Return the address, shape and strides of a tensor.
 
     They are equal for a tensor and for the alias of it that autograd saves.
     """
-    return x.data_ptr(), tuple(x.shape), x.stride()
+    shape = tuple(x.shape)
+    return x.data_ptr(), shape, x.stride()

@@ -41,13 +41,13 @@ def checkpoint_blocks(
     draws: bool = True,
     whole_graph: bool = False,
 ) -> None:
-    """Set a diffusers model to a mode whose saved tensors stay on the device; the computed
-    values do not change.
+    """Set a diffusers model to a mode of checkpointing. Saved tensors stay on the device,
+    and the computed values do not change.
 
     Args:
         net: the model.
         mode: OFF, ON, ATTENTION_SAVED, or IN_PARTS with the inputs on the device.
-        paths: module paths of the lists of blocks, for IN_PARTS and the way back from it.
+        paths: module paths of the lists of blocks, for IN_PARTS, also to undo it.
         draws: whether blocks draw random numbers, which must be the same when a block is
             computed again. A CUDA graph cannot ask a generator for its state.
         whole_graph: with ON, record the graph of each block, as ``torch.utils.checkpoint`` does,

@@ -138,6 +138,11 @@ class Shards:
                 parameter.grad = sharded.grad.to_local()
             sharded.grad = None
 
+    def forget_gradients(self) -> None:
+        """Remove what the passes so far have left in the network's gradients."""
+        for parameter in self._sharded.values():
+            parameter.grad = None
+
     @torch.no_grad()
     def drop_zero_gradients(
         self, sum_over_processes: Callable[[Tensor], Tensor]

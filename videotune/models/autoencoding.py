@@ -43,10 +43,15 @@ class AutoencodingCheckpoint(Checkpoint):
         statistics = self.latent_statistics()
         if statistics is not None:
             latent_mean, latent_std = statistics
-            return (mean - latent_mean) / latent_std, logvar - 2 * latent_std.log()
+            normalised_mean = (mean - latent_mean) / latent_std
+            normalised_logvar = logvar - 2 * latent_std.log()
+            return normalised_mean, normalised_logvar
+
         scale = self.latent_scale()
         shift = shift_of(self.vae(), self.folder)
-        return (mean - shift) * scale, logvar + 2 * math.log(scale)
+        normalised_mean = (mean - shift) * scale
+        normalised_logvar = logvar + 2 * math.log(scale)
+        return normalised_mean, normalised_logvar
 
     def raw_latents(self, latents: Tensor) -> Tensor:
         """Return the VAE's latents for normalised latents."""
@@ -54,7 +59,9 @@ class AutoencodingCheckpoint(Checkpoint):
         if statistics is not None:
             latent_mean, latent_std = statistics
             return latents * latent_std + latent_mean
-        return latents / self.latent_scale() + shift_of(self.vae(), self.folder)
+        scale = self.latent_scale()
+        shift = shift_of(self.vae(), self.folder)
+        return latents / scale + shift
 
     def image_states(
         self, frames: Tensor, random: np.random.Generator | None
@@ -109,11 +116,11 @@ class AutoencodingCheckpoint(Checkpoint):
         """
         self.check_shape(*frames.shape[1:])
         with self.vae_lock, torch.no_grad():
-            latent = self.vae().encode(frames[None].to(self.device)).latent_dist
-            mean, logvar = self._normalised(latent.mean[0], latent.logvar[0])
+            mean, logvar = self._encoded(frames)
             conditioning_frames = frames
             if start_image is not None:
-                conditioning_frames = torch.cat([start_image, frames[:, 1:]], dim=1)
+                later = frames[:, 1:]
+                conditioning_frames = torch.cat([start_image, later], dim=1)
             extras = self.image_states(conditioning_frames, random)
 
             start = None
@@ -121,17 +128,19 @@ class AutoencodingCheckpoint(Checkpoint):
             if first_frame is None and self.spec.encodes_first_frame:
                 first_frame = frames[:, :1]
             if first_frame is not None and self.spec.is_in_place("first_frame"):
-                latent = (
-                    self.vae().encode(first_frame[None].to(self.device)).latent_dist
-                )
-                start, _ = self._normalised(latent.mean[0], latent.logvar[0])
-                start = start.float().cpu()
-        return LatentDistribution(
-            mean.float().cpu(),
-            logvar.float().cpu() if self.spec.keeps_variance else None,
-            extras,
-            start,
-        )
+                first_mean, _ = self._encoded(first_frame)
+                start = first_mean.float().cpu()
+
+        kept_logvar = None
+        if self.spec.keeps_variance:
+            kept_logvar = logvar.float().cpu()
+        return LatentDistribution(mean.float().cpu(), kept_logvar, extras, start)
+
+    def _encoded(self, frames: Tensor) -> tuple[Tensor, Tensor]:
+        """Return normalised mean and logarithm of the variance of a clip (3,T,H,W)."""
+        clip = frames[None].to(self.device)
+        distribution = self.vae().encode(clip).latent_dist
+        return self._normalised(distribution.mean[0], distribution.logvar[0])
 
     def decode(self, latents: Tensor, tiled: bool = False) -> Tensor:
         """Decode normalised latents (C,F,H,W) to pixels (3,T,H,W) in [-1, 1], on the
@@ -141,7 +150,8 @@ class AutoencodingCheckpoint(Checkpoint):
         """
         with self.vae_lock, torch.no_grad(), in_tiles(self.vae(), tiled):
             raw = self.raw_latents(latents.to(self.device))
-            pixels = self.vae().decode(raw[None], return_dict=False)[0][0]
+            clips = self.vae().decode(raw[None], return_dict=False)[0]
+            pixels = clips[0]
         return pixels.clamp(-1, 1).float().cpu()
 
     # sound

@@ -1,4 +1,4 @@
-"""The base class of model families: text, latents and the pipeline of a diffusers
+"""The base class of model families: the denoiser and the pipeline of a diffusers
 checkpoint.
 
 A family is a subclass that defines what differs. Each must define ``spec``,
@@ -18,10 +18,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from videotune.errors import VideotuneError
 from videotune.lazy import torch
-from videotune.models.autoencoding import AutoencodingCheckpoint
 from videotune.models.frame_attention import isolate
 from videotune.models.key_names import KeyRules, add_file_rules, rename_key
-from videotune.models.loading import count_tokens
 from videotune.models.model_files import read_config
 from videotune.models.pipelines import (
     bare_pipeline,
@@ -30,16 +28,15 @@ from videotune.models.pipelines import (
     replace_scheduler,
 )
 from videotune.models.sample_groups import predict_in_groups
+from videotune.models.text_encoding import TextEncodingCheckpoint
 from videotune.models.tiny import build_pipeline
 from videotune.types import Conditioning
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from videotune.model_spec import ModelSpec
     from videotune.types import (
         Batch,
-        ClipShape,
         Networks,
         SampleRequest,
         Velocity,
@@ -49,7 +46,7 @@ FAMILIES: dict[str, type[DiffusersModel]] = {}
 """The family classes, by their names."""
 
 
-class DiffusersModel(AutoencodingCheckpoint):
+class DiffusersModel(TextEncodingCheckpoint):
     """An opened checkpoint of a model family; the subclass is the family.
 
     Where code holds one, it is called ``family``: what it does is the family's, and its
@@ -73,12 +70,6 @@ class DiffusersModel(AutoencodingCheckpoint):
 
     tiny_variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """For each of ``variants`` the configs that differ from ``tiny_parts``."""
-
-    embedding_names: ClassVar[Mapping[str, str]] = {}
-    """Key of new tokens in ComfyUI's embedding files, by text encoder.
-
-    Empty: no such files.
-    """
 
     comfyui_names: ClassVar[KeyRules] = ()
     """From a block module's path in diffusers to its name in ComfyUI, mostly the
@@ -112,9 +103,6 @@ class DiffusersModel(AutoencodingCheckpoint):
     no_cuda_graphs: ClassVar[str | None] = None
     """Why a pass of the network cannot be a CUDA graph. None: it can."""
 
-    tokens_in_front: ClassVar[int] = 0
-    """Tokens that ``clean`` adds before the caption."""
-
     encoding: ClassVar[str] = ""
     """A name for how the VAE is called, if that is not diffusers' own way.
 
@@ -143,138 +131,6 @@ class DiffusersModel(AutoencodingCheckpoint):
             )
         layouts = (*cls.file_names, cls.original_names or ())
         add_file_rules(cls.transformer_class, name, layouts)
-
-    # text
-
-    @classmethod
-    def with_authors_text(cls, spec: ModelSpec) -> ModelSpec:
-        """Return the spec of a checkpoint whose captions are read as by the authors'
-        code.
-
-        Raises:
-            VideotuneError: if diffusers' pipeline reads them alike.
-        """
-        raise VideotuneError(
-            f"text_encoder.convention: for {spec.title} no other than diffusers' is "
-            "known here. Remove the key."
-        )
-
-    @classmethod
-    def clean(cls, caption: str) -> str:
-        """Return the text that the tokenizer reads; T5's reads any white space as one
-        space.
-        """
-        return " ".join(caption.split())
-
-    @classmethod
-    def token_lengths(cls, folder: Path, captions: Sequence[str]) -> list[int] | None:
-        """Return each caption's number of tokens, marks included, without torch.
-
-        None if there is no tokenizer.json.
-        """
-        texts = [cls.clean(caption) for caption in captions]
-        counts = count_tokens(folder / "tokenizer", texts)
-        if counts is None:
-            return None
-        return [count - cls.tokens_in_front for count in counts]
-
-    def text_length(self, caption: str) -> int:
-        """Return the caption's number of tokens, marks included, before any cut.
-
-        Captions with more than ``spec.text_tokens`` are cut.
-        """
-        ids = (
-            self.text_pipeline().tokenizer(self.clean(caption), verbose=False).input_ids
-        )
-        return len(ids) - self.tokens_in_front
-
-    def encode_prompt(self, caption: str, **arguments: Any) -> Any:
-        """Call the pipeline's ``encode_prompt`` for a caption in full length."""
-        return self.text_pipeline().encode_prompt(
-            caption,
-            max_sequence_length=self.spec.text_tokens,
-            device=self.device,
-            **arguments,
-        )
-
-    def encode(self, caption: str) -> dict[str, Tensor]:
-        """Return the pipeline's states of a caption in full length, as ``collate_states``
-        takes them.
-
-        "text" (L,D), and "mask" (L,) if the pipeline gives one, True where the caption
-        is.
-        """
-        text, mask, *_ = self.encode_prompt(caption, do_classifier_free_guidance=False)
-        states = {"text": text[0]}
-        if mask is not None:
-            states["mask"] = mask[0]
-        return states
-
-    def trimmed(self, caption: str, states: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the states to cache: all, if the states of padding act on the sample."""
-        return states
-
-    def encode_text(self, captions: Sequence[str]) -> list[dict[str, Tensor]]:
-        """Return each caption's unpadded states on the CPU: {"text": (l, D), …}."""
-        encoded = []
-        with torch.no_grad():
-            for caption in captions:
-                states = self.trimmed(caption, self.encode(caption))
-                encoded.append(
-                    {name: value.cpu().clone() for name, value in states.items()}
-                )
-        return encoded
-
-    def encode_in_loop(self, captions: Sequence[str]) -> Conditioning:
-        """Encode captions now, on the run's device, with gradients if they are on.
-
-        Each distinct caption is encoded on its own, so no caption depends on its
-        neighbours.
-        """
-        states = {caption: self.encode(caption) for caption in dict.fromkeys(captions)}
-        return self.collate_states([states[caption] for caption in captions])
-
-    def collate_states(self, states: Sequence[Mapping[str, Tensor]]) -> Conditioning:
-        """Pad and stack cached states exactly as the pipeline feeds them.
-
-        Text becomes (B,L,D) with zeros after its end, "mask" (B,L) the text's mask, and
-        all other states (a clip's extras) are stacked in ``extras``. L is the most tokens
-        of a caption or, for a network that reads one length at a time, the longest of
-        these captions.
-        """
-        lengths = tuple(len(state["text"]) for state in states)
-        by_length = self.spec.text_by_length
-        longest = max(lengths) if by_length else self.spec.text_tokens
-        text_rows = []
-        for state in states:
-            missing = longest - len(state["text"])
-            text_rows.append(torch.nn.functional.pad(state["text"], (0, 0, 0, missing)))
-        extras = {}
-        for name in states[0]:
-            if name != "text":
-                extras[name] = torch.stack([state[name] for state in states])
-        mask = extras.pop("mask", None)
-        return Conditioning(
-            torch.stack(text_rows), mask, extras, lengths if by_length else None
-        )
-
-    def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
-        """Return zeros in the form of the states of one clip and a caption of full
-        length.
-        """
-        size = (self.spec.text_tokens, self.spec.text_width)
-        text = {"text": torch.zeros(size, dtype=self.text_dtype)}
-        return text | self.blank_channels(shape)
-
-    def embedding_keys(self) -> Mapping[str, Mapping[str, str]]:
-        """Return each text encoder's key in embedding files, by format.
-
-        An empty mapping: the token is the key, and each token has a file of its own.
-        """
-        keys: dict[str, Mapping[str, str]] = {"diffusers": {}}
-        if self.embedding_names:
-            keys["comfyui"] = self.embedding_names
-        return keys
 
     # the denoiser in training and in the pipeline
 

@@ -72,7 +72,7 @@ def place(
     files = files or {}
     folder = _folder(name, weights, files, echo)
     if weights:
-        model_files.complete(name, folder, own=files)
+        model_files.complete(name, folder, replaced_parts=files)
         parts = model_files.model_parts(
             model_files.read_config(folder / "model_index.json")
         )
@@ -133,7 +133,7 @@ def has_weights_here(base: BasePlace) -> bool:
     if not (base.folder / "model_index.json").is_file():
         return False
     try:
-        return not model_files.missing(base.folder, weights=True, own=())
+        return not model_files.missing(base.folder, weights=True, replaced_parts=())
     except VideotuneError:
         return False
 
@@ -292,7 +292,7 @@ def _folder(name: str, weights: bool, files: Mapping[str, Path], echo: LogFn) ->
         )
     if folder.is_absolute() or name.count("/") != 1 or name.startswith("."):
         raise NotHere(f"base_model_name: no such folder: {name}")
-    return fetch(name, weights=weights, own=tuple(files), echo=echo)
+    return fetch(name, weights=weights, replaced_parts=tuple(files), echo=echo)
 
 
 def _refuse_other_file(path: Path) -> None:

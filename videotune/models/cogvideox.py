@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch
 from videotune.model_spec import ModelSpec, VideoRules
+from videotune.models import cogvideox_tiny
 from videotune.models.base import DiffusersModel
 from videotune.models.frame_in_front import scattered
 from videotune.models.model_files import read_config
@@ -126,88 +127,8 @@ class CogVideoX(DiffusersModel):
             "UniPCMultistepScheduler",
         ),
     )
-    tiny_parts = {
-        "_class_name": "CogVideoXPipeline",
-        "vae": {
-            "_class_name": "AutoencoderKLCogVideoX",
-            "block_out_channels": [4, 4, 4, 4],
-            "norm_num_groups": 2,
-            "latent_channels": 4,
-            "layers_per_block": 1,
-            "scaling_factor": 0.7,
-            "invert_scale_latents": False,
-        },
-        "transformer": {
-            "_class_name": "CogVideoXTransformer3DModel",
-            "num_attention_heads": 2,
-            "attention_head_dim": 16,
-            "in_channels": 4,
-            "out_channels": 4,
-            "num_layers": 2,
-            "time_embed_dim": 8,
-            "text_embed_dim": 16,
-            "sample_height": 4,
-            "sample_width": 6,
-        },
-        "scheduler": {
-            "_class_name": "CogVideoXDDIMScheduler",
-            "prediction_type": "v_prediction",
-            "rescale_betas_zero_snr": True,
-            "clip_sample": False,
-            "timestep_spacing": "trailing",
-            "snr_shift_scale": 1.0,
-        },
-        "tokenizer": {"_class_name": "letters"},
-        "text_encoder": {
-            "_class_name": "T5EncoderModel",
-            "vocab_size": 98,
-            "d_model": 16,
-            "d_kv": 8,
-            "d_ff": 32,
-            "num_layers": 1,
-            "num_heads": 2,
-            "dropout_rate": 0.0,
-        },
-    }
-    tiny_variants = {
-        "5b": {"transformer": {"use_rotary_positional_embeddings": True}},
-        "2b": {
-            "vae": {"scaling_factor": 1.15258426},
-            "scheduler": {"snr_shift_scale": 3.0},
-        },
-        "5b-i2v": {
-            "_class_name": "CogVideoXImageToVideoPipeline",
-            "transformer": {
-                "use_rotary_positional_embeddings": True,
-                "in_channels": 8,
-                "use_learned_positional_embeddings": True,
-                "sample_width": 4,
-            },
-        },
-        "1.5-5b": {
-            "vae": {"invert_scale_latents": True},
-            "transformer": {
-                "sample_height": 40,
-                "sample_width": 40,
-                "patch_size_t": 2,
-                "patch_bias": False,
-                "use_rotary_positional_embeddings": True,
-            },
-        },
-        "1.5-5b-i2v": {
-            "_class_name": "CogVideoXImageToVideoPipeline",
-            "vae": {"invert_scale_latents": True},
-            "transformer": {
-                "sample_height": 40,
-                "sample_width": 40,
-                "patch_size_t": 2,
-                "patch_bias": False,
-                "use_rotary_positional_embeddings": True,
-                "in_channels": 8,
-                "ofs_embed_dim": 8,
-            },
-        },
-    }
+    tiny_parts = cogvideox_tiny.PARTS
+    tiny_variants = cogvideox_tiny.VARIANTS
     variants = ("5b", "2b", "5b-i2v", "1.5-5b", "1.5-5b-i2v")
     transformer_class = "CogVideoXTransformer3DModel"
     vae_class = "AutoencoderKLCogVideoX"
@@ -358,7 +279,7 @@ class CogVideoX(DiffusersModel):
         If a token covers two frames, a noisy copy of the first clean frame is put
         before the clip and removed from the output.
         """
-        from videotune.diffusion.loss import timestep_index  # imports torch
+        from videotune.diffusion.noise_paths import timestep_index  # imports torch
 
         rules = self.spec.rules
         front = self._front(x_t.shape[2])

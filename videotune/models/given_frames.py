@@ -19,16 +19,23 @@ def beginning_of(request: SampleRequest) -> Tensor | None:
     """Return the latents (B,C,n,H,W) with which samples begin, or None."""
     beginning = request.first
     if request.known is not None and request.known_mask is not None:
-        is_known = request.known_mask[0, 0].flatten(1).all(1)
+        cells_of_frame = request.known_mask[0, 0].flatten(1)
+        is_known = cells_of_frame.all(1)
         # What is known only later, such as a suffix, is not at the beginning.
-        count = int(is_known.long().cumprod(0).sum())
+        is_at_beginning = is_known.long().cumprod(0)
+        count = int(is_at_beginning.sum())
         beginning = request.known[:, :, :count]
-    return beginning if beginning is not None and beginning.shape[2] else None
+
+    if beginning is None or not beginning.shape[2]:
+        return None
+    return beginning
 
 
 def vae_with_results(spec: ModelSpec, results: Sequence[Tensor], device: Any) -> Any:
     """Return a stand-in of the VAE whose ``encode`` returns ``results`` in turn."""
-    first = results[0].float().to(device) if results else None
+    first = None
+    if results:
+        first = results[0].float().to(device)
     vae = vae_stand_in(spec, first, device)
     remaining = iter(results)
 
@@ -44,8 +51,11 @@ def with_given_cells(latents: Tensor, request: SampleRequest) -> Tensor:
     """Return latents with the cells that samples were given, exactly as they were."""
     if request.first is not None:
         first = request.first.to(latents)
-        latents = torch.cat([first, latents[:, :, 1:]], dim=2)
+        later = latents[:, :, 1:]
+        latents = torch.cat([first, later], dim=2)
+
     if request.known is not None and request.known_mask is not None:
         is_known = request.known_mask.to(latents.device)
-        latents = request.known.to(latents).where(is_known, latents)
+        known = request.known.to(latents)
+        latents = known.where(is_known, latents)
     return latents

@@ -61,7 +61,9 @@ def offline() -> bool:
     )
 
 
-def fetch(name: str, *, weights: bool, own: Collection[str], echo: LogFn) -> Path:
+def fetch(
+    name: str, *, weights: bool, replaced_parts: Collection[str], echo: LogFn
+) -> Path:
     """Download what is missing of a model, and return its folder in the Hub's cache.
 
     That is the parts of its model_index.json: configs, tokenizers and the weights in
@@ -71,7 +73,7 @@ def fetch(name: str, *, weights: bool, own: Collection[str], echo: LogFn) -> Pat
     Args:
         name: the Hub id.
         weights: include weights.
-        own: parts whose weights come from other files.
+        replaced_parts: parts whose weights come from other files.
         echo: gets size, licence and folder before weights are downloaded.
 
     Raises:
@@ -79,13 +81,19 @@ def fetch(name: str, *, weights: bool, own: Collection[str], echo: LogFn) -> Pat
             network; it contains a remedy.
     """
     if offline():
-        return cached(name, weights=weights, own=own, why=_FORBIDDEN)
+        return cached(
+            name, weights=weights, replaced_parts=replaced_parts, why=_FORBIDDEN
+        )
     try:
         with _hub_errors(name):
-            return _download(name, weights=weights, own=own, echo=echo)
+            return _download(
+                name, weights=weights, replaced_parts=replaced_parts, echo=echo
+            )
     except HubUnreached:
         reason = f"{_UNREACHED}; files that have come are kept"
-        folder = cached(name, weights=weights, own=own, why=reason)
+        folder = cached(
+            name, weights=weights, replaced_parts=replaced_parts, why=reason
+        )
         echo(f"note: the Hub is not reached; {name} is taken from {folder}")
         return folder
 
@@ -139,12 +147,12 @@ def describe_download(name: str) -> Download:
     if offline():
         raise VideotuneError(f"base_model_name: {name}: {_FORBIDDEN}")
     with _hub_errors(name), _bars(False):
-        info, patterns = _list_files(name, weights=True, own=())
+        info, patterns = _list_files(name, weights=True, replaced_parts=())
         return _describe(name, info, patterns)
 
 
 def _list_files(
-    name: str, *, weights: bool, own: Collection[str]
+    name: str, *, weights: bool, replaced_parts: Collection[str]
 ) -> tuple[ModelInfo, list[str]]:
     """Return the Hub's facts on a model, and the files to fetch, as patterns."""
     limits = AnswerLimits(UPLOAD_SECONDS, MODEL_FILE_BYTES)
@@ -159,7 +167,9 @@ def _list_files(
     index = model_files.read_config(Path(index_path))
     title = other_model_of_pipeline(str(index.get("_class_name")))
     refuse_other_model(title, f"base_model_name: {name}")
-    files = wanted(name, index, sorted(listed), weights=weights, own=own)
+    files = wanted(
+        name, index, sorted(listed), weights=weights, replaced_parts=replaced_parts
+    )
     return info, [re.sub(r"([\[*?])", r"[\1]", file) for file in files]
 
 
@@ -176,9 +186,13 @@ def _describe(name: str, info: ModelInfo, patterns: Sequence[str]) -> Download:
     )
 
 
-def _download(name: str, *, weights: bool, own: Collection[str], echo: LogFn) -> Path:
+def _download(
+    name: str, *, weights: bool, replaced_parts: Collection[str], echo: LogFn
+) -> Path:
     with _bars(False):
-        info, patterns = _list_files(name, weights=weights, own=own)
+        info, patterns = _list_files(
+            name, weights=weights, replaced_parts=replaced_parts
+        )
         is_large = weights and _account(name, info, patterns, echo)
     with _bars(is_large):
         snapshot = hub.snapshot_download(
@@ -197,7 +211,7 @@ def wanted(
     listed: Sequence[str],
     *,
     weights: bool,
-    own: Collection[str] = (),
+    replaced_parts: Collection[str] = (),
 ) -> list[str]:
     """Return the files of a repository that videotune reads.
 
@@ -206,7 +220,7 @@ def wanted(
         index: the model_index.json.
         listed: all files.
         weights: include weights.
-        own: parts whose weights come from other files.
+        replaced_parts: parts whose weights come from other files.
 
     Raises:
         VideotuneError: for a part whose weights have only formats that are not read.
@@ -215,7 +229,11 @@ def wanted(
     for part, (_, class_name) in model_files.model_parts(index).items():
         part_listed = [file for file in listed if file.startswith(f"{part}/")]
         files += [file for file in part_listed if file.endswith(_SMALL)]
-        if not weights or part in own or not model_files.has_weights(class_name):
+        if (
+            not weights
+            or part in replaced_parts
+            or not model_files.has_weights(class_name)
+        ):
             continue
         weight_files = [
             file for file in part_listed if _is_weights(file.partition("/")[2])
@@ -300,14 +318,14 @@ def _licence(info: ModelInfo) -> str:
 
 
 def cached(
-    name: str, *, weights: bool, own: Collection[str] = (), why: str = ""
+    name: str, *, weights: bool, replaced_parts: Collection[str] = (), why: str = ""
 ) -> Path:
     """Return a model's folder in the Hub's cache, without a network.
 
     Args:
         name: the Hub id.
         weights: weights are needed too.
-        own: parts whose weights come from other files.
+        replaced_parts: parts whose weights come from other files.
         why: reason why the model cannot be downloaded.
 
     Raises:
@@ -330,7 +348,7 @@ def cached(
             f"base_model_name: {name} is not in {cache}, and {why}. {remedy}{_near(name)}"
         )
     folder = Path(index_path).parent
-    absent = model_files.missing(folder, weights=weights, own=own)
+    absent = model_files.missing(folder, weights=weights, replaced_parts=replaced_parts)
     if absent:
         raise NotHere(
             f"base_model_name: of {name}, {len(absent)} files are not in {folder}: "

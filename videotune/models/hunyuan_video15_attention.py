@@ -36,32 +36,55 @@ class KeyMaskProcessor:
             attention_mask: (B,L) bool, True where the text is.
             image_rotary_emb: cosines and sines of the video's positions.
         """
-        rotate = diffusers.models.embeddings.apply_rotary_emb
-        query = attn.norm_q(_heads(attn, attn.to_q, hidden_states))
-        key = attn.norm_k(_heads(attn, attn.to_k, hidden_states))
-        query = rotate(query, image_rotary_emb, sequence_dim=1)
-        key = rotate(key, image_rotary_emb, sequence_dim=1)
-        value = _heads(attn, attn.to_v, hidden_states)
-
-        text = encoder_hidden_states
-        text_query = attn.norm_added_q(_heads(attn, attn.add_q_proj, text))
-        text_key = attn.norm_added_k(_heads(attn, attn.add_k_proj, text))
-        text_value = _heads(attn, attn.add_v_proj, text)
+        query, key, value = _video_heads(attn, hidden_states, image_rotary_emb)
+        text_query, text_key, text_value = _text_heads(attn, encoder_hidden_states)
 
         video_tokens = hidden_states.shape[1]
-        is_seen = torch.nn.functional.pad(attention_mask, (video_tokens, 0), value=True)
+        padding = (video_tokens, 0)
+        is_seen = torch.nn.functional.pad(attention_mask, padding, value=True)
         attended = torch.nn.functional.scaled_dot_product_attention(
-            torch.cat([query, text_query], dim=1).transpose(1, 2),
-            torch.cat([key, text_key], dim=1).transpose(1, 2),
-            torch.cat([value, text_value], dim=1).transpose(1, 2),
+            _joined(query, text_query),
+            _joined(key, text_key),
+            _joined(value, text_value),
             attn_mask=is_seen[:, None, None],
         )
         states = attended.transpose(1, 2).flatten(2)
-        video = attn.to_out[1](attn.to_out[0](states[:, :video_tokens]))
-        return video, attn.to_add_out(states[:, video_tokens:])
+
+        project, dropout = attn.to_out
+        video = dropout(project(states[:, :video_tokens]))
+        text = attn.to_add_out(states[:, video_tokens:])
+        return video, text
+
+
+def _video_heads(
+    attn: Any, states: Tensor, positions: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return query, key and value of the video by head, (B,S,h,d) each."""
+    rotate = diffusers.models.embeddings.apply_rotary_emb
+    query = attn.norm_q(_heads(attn, attn.to_q, states))
+    key = attn.norm_k(_heads(attn, attn.to_k, states))
+    return (
+        rotate(query, positions, sequence_dim=1),
+        rotate(key, positions, sequence_dim=1),
+        _heads(attn, attn.to_v, states),
+    )
+
+
+def _text_heads(attn: Any, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return query, key and value of the text by head, (B,L,h,d) each."""
+    query = _heads(attn, attn.add_q_proj, states)
+    key = _heads(attn, attn.add_k_proj, states)
+    value = _heads(attn, attn.add_v_proj, states)
+    return attn.norm_added_q(query), attn.norm_added_k(key), value
 
 
 def _heads(attn: Any, projection: Any, states: Tensor) -> Tensor:
     """Return projected states by head, (B,S,h,d)."""
     by_head: Tensor = projection(states).unflatten(2, (attn.heads, -1))
     return by_head
+
+
+def _joined(video: Tensor, text: Tensor) -> Tensor:
+    """Return video and text after one another, by head first: (B,h,S+L,d)."""
+    tokens = torch.cat([video, text], dim=1)
+    return tokens.transpose(1, 2)

@@ -54,12 +54,15 @@ def _encode(encoder: Any, clip: Tensor) -> Tensor:
             hidden = _downsample(downsampler, hidden)
 
     middle = encoder.mid_block
-    hidden = _residual(middle.resnets[0], hidden)
-    for attention, resnet in zip(middle.attentions, middle.resnets[1:], strict=True):
-        hidden = _residual(resnet, attention(hidden))
+    first_resnet, *later_resnets = middle.resnets
+    hidden = _residual(first_resnet, hidden)
+    for attention, resnet in zip(middle.attentions, later_resnets, strict=True):
+        attended = attention(hidden)
+        hidden = _residual(resnet, attended)
 
-    shortcut = hidden.unflatten(1, (-1, encoder.group_size)).mean(dim=2)
-    return _convolve(encoder.conv_out, hidden, _activated(encoder.norm_out)) + shortcut
+    shortcut = _mean_of_groups(hidden, encoder.group_size)
+    prepare = _activated(encoder.norm_out)
+    return _convolve(encoder.conv_out, hidden, prepare) + shortcut
 
 
 def _residual(resnet: Any, frames: Tensor) -> Tensor:
@@ -67,18 +70,32 @@ def _residual(resnet: Any, frames: Tensor) -> Tensor:
     hidden = _convolve(resnet.conv1, frames, _activated(resnet.norm1))
     prepare = _activated(resnet.norm2)
     # The last frames come first, because a convolution reads the frames before.
-    for begin, end in reversed(list(_chunks(0, hidden.shape[2]))):
+    num_frames = hidden.shape[2]
+    chunks = list(_chunks(0, num_frames))
+    for begin, end in reversed(chunks):
         residual = frames[:, :, begin:end]
         if resnet.conv_shortcut is not None:
             residual = resnet.conv_shortcut(residual)
         chunk = _convolve_chunk(resnet.conv2, hidden, begin, end, prepare)
-        hidden[:, :, begin:end] = chunk.add_(residual)
+        chunk = chunk.add_(residual)
+        hidden[:, :, begin:end] = chunk
     return hidden
 
 
 def _activated(norm: Any) -> Prepare:
     """Return a function that normalises frames and activates them."""
-    return lambda frames: torch.nn.functional.silu(norm(frames), inplace=True)
+
+    def activate(frames: Tensor) -> Tensor:
+        normed = norm(frames)
+        return torch.nn.functional.silu(normed, inplace=True)
+
+    return activate
+
+
+def _mean_of_groups(frames: Tensor, group_size: int) -> Tensor:
+    """Return the means of neighbouring channels of (B,C,T,H,W), ``group_size`` each."""
+    grouped = frames.unflatten(1, (-1, group_size))
+    return grouped.mean(dim=2)
 
 
 def _downsample(layer: Any, frames: Tensor) -> Tensor:
@@ -90,43 +107,57 @@ def _downsample(layer: Any, frames: Tensor) -> Tensor:
     begin = 0
     if layer.add_temporal_downsample:
         # The first frame has no neighbour in time, and fills its channels twice.
-        packed = pack(_convolve_chunk(layer.conv, frames, 0, 1), r1=1)
-        shortcut = pack(frames[:, :, :1], r1=1)
-        shortcut = shortcut.unflatten(1, (-1, layer.group_size // 2)).mean(dim=2)
-        pieces.append(torch.cat([packed, packed], dim=1) + shortcut)
+        convolved = _convolve_chunk(layer.conv, frames, 0, 1)
+        packed = pack(convolved, r1=1)
+        packed_twice = torch.cat([packed, packed], dim=1)
+        first_frame = frames[:, :, :1]
+        shortcut = pack(first_frame, r1=1)
+        shortcut = _mean_of_groups(shortcut, layer.group_size // 2)
+        pieces.append(packed_twice + shortcut)
         begin = 1
 
     stride = 2 if layer.add_temporal_downsample else 1
-    for first, end in _chunks(begin, frames.shape[2]):
-        packed = pack(_convolve_chunk(layer.conv, frames, first, end), r1=stride)
-        shortcut = pack(frames[:, :, first:end], r1=stride)
-        pieces.append(
-            packed + shortcut.unflatten(1, (-1, layer.group_size)).mean(dim=2)
-        )
+    num_frames = frames.shape[2]
+    for first, end in _chunks(begin, num_frames):
+        convolved = _convolve_chunk(layer.conv, frames, first, end)
+        packed = pack(convolved, r1=stride)
+        chunk = frames[:, :, first:end]
+        shortcut = pack(chunk, r1=stride)
+        shortcut = _mean_of_groups(shortcut, layer.group_size)
+        pieces.append(packed + shortcut)
     return torch.cat(pieces, dim=2)
 
 
 def _attend(attention: Any, hidden: Tensor) -> Tensor:
     """Let each frame of (B,C,T,H,W) attend to itself and to those before it."""
     normed = attention.norm(hidden)
-    layers = (attention.to_q, attention.to_k, attention.to_v)
-    # (B,1,T·H·W,C)
-    query, key, value = (
-        layer(normed).flatten(2).transpose(1, 2)[:, None].contiguous()
-        for layer in layers
-    )
+    query = _tokens(attention.to_q(normed))
+    key = _tokens(attention.to_k(normed))
+    value = _tokens(attention.to_v(normed))
 
-    tokens = hidden.shape[3] * hidden.shape[4]
+    rows, columns = hidden.shape[3:]
+    tokens_per_frame = rows * columns
+    total_tokens = query.shape[2]
     frames = []
-    for end in range(tokens, query.shape[2] + 1, tokens):
-        frames.append(
-            torch.nn.functional.scaled_dot_product_attention(
-                query[:, :, end - tokens : end], key[:, :, :end], value[:, :, :end]
-            )
+    for end in range(tokens_per_frame, total_tokens + 1, tokens_per_frame):
+        begin = end - tokens_per_frame
+        frame = torch.nn.functional.scaled_dot_product_attention(
+            query[:, :, begin:end],
+            key[:, :, :end],
+            value[:, :, :end],
         )
-    attended = torch.cat(frames, dim=2)[:, 0].transpose(1, 2).reshape(hidden.shape)
+        frames.append(frame)
+
+    attended = torch.cat(frames, dim=2)[:, 0]
+    attended = attended.transpose(1, 2).reshape(hidden.shape)
     result: Tensor = attention.proj_out(attended) + hidden
     return result
+
+
+def _tokens(states: Tensor) -> Tensor:
+    """Return (B,C,T,H,W) as the tokens of a single head, (B,1,T·H·W,C)."""
+    tokens = states.flatten(2).transpose(1, 2)
+    return tokens[:, None].contiguous()
 
 
 def _convolve(causal: Any, frames: Tensor, prepare: Prepare | None = None) -> Tensor:
@@ -137,12 +168,14 @@ def _convolve(causal: Any, frames: Tensor, prepare: Prepare | None = None) -> Te
         frames: (B,C,T,H,W).
         prepare: what is done to the frames before.
     """
+    num_frames = frames.shape[2]
     out: Tensor | None = None
-    for begin, end in _chunks(0, frames.shape[2]):
+    for begin, end in _chunks(0, num_frames):
         chunk = _convolve_chunk(causal, frames, begin, end, prepare)
         if out is None:
             batch, channels, _, rows, columns = chunk.shape
-            out = chunk.new_empty((batch, channels, frames.shape[2], rows, columns))
+            size = (batch, channels, num_frames, rows, columns)
+            out = chunk.new_empty(size)
         out[:, :, begin:end] = chunk
     assert out is not None
     return out
@@ -158,10 +191,13 @@ def _convolve_chunk(
     """
     *sides, before, _ = causal.time_causal_padding
     first = begin - before
-    chunk = frames[:, :, max(0, first) : end]
+    first_present = max(0, first)
+    num_repeated = max(0, -first)
+
+    chunk = frames[:, :, first_present:end]
     if prepare is not None:
         chunk = prepare(chunk)
-    padding = (*sides, max(0, -first), 0)
+    padding = (*sides, num_repeated, 0)
     chunk = torch.nn.functional.pad(chunk, padding, mode=causal.pad_mode)
     result: Tensor = causal.conv(chunk)
     return result
@@ -170,4 +206,5 @@ def _convolve_chunk(
 def _chunks(begin: int, end: int) -> Iterator[tuple[int, int]]:
     """Yield where chunks of frames begin and end."""
     for first in range(begin, end, CHUNK_FRAMES):
-        yield first, min(end, first + CHUNK_FRAMES)
+        chunk_end = min(end, first + CHUNK_FRAMES)
+        yield first, chunk_end

@@ -30,6 +30,7 @@ from videotune.models.ltx_conditions import (
     video_coords,
     with_tokens_in_front,
 )
+from videotune.models.ltx_configs import is_095_or_later, shifts_of, stride_of
 from videotune.models.model_files import read_config
 from videotune.models.pipelines import (
     FLOW_SCHEDULERS,
@@ -63,10 +64,6 @@ LICENCE = "LTXV Open Weights License"
 2B from 0.9.5 on has OpenRAIL-M first, then this one; no config has it.
 """
 
-SHIFTS = (1024.0, 0.95, 4096.0, 2.05)
-"""(tokens, μ, tokens, μ) of the authors' trainer for all versions, and of schedulers up
-to 0.9.1.
-"""
 
 DECODE_TIMESTEP = 0.05
 """Timestep with which a VAE with timestep conditioning decodes, as its authors do."""
@@ -136,6 +133,7 @@ class LTXVideo(DiffusersModel):
         least_steps=2,
         sample_guidance=3.0,
         licence="LTX-Video RAIL-M licence",
+        authors_read_otherwise=True,
         latent_channels=128,
         patch=(1, 1, 1),
         image_conditioning="replace",
@@ -164,7 +162,7 @@ class LTXVideo(DiffusersModel):
     @cached_property
     def is_newer(self) -> bool:
         """Whether it is a checkpoint of 0.9.5 or later."""
-        return _is_newer(self.folder)
+        return is_095_or_later(self.folder)
 
     @classmethod
     def read_spec(cls, folder: Path) -> ModelSpec:
@@ -183,7 +181,7 @@ class LTXVideo(DiffusersModel):
 
         width = net["num_attention_heads"] * net["attention_head_dim"]
         size = SIZES.get((width, net["num_layers"]), "")
-        newer = _is_newer(folder)
+        newer = is_095_or_later(folder)
         if newer:
             version = "0.9.5+"
             text_tokens = NEWER_TOKENS
@@ -193,8 +191,8 @@ class LTXVideo(DiffusersModel):
             text_tokens = cls.spec.text_tokens
             licence = cls.spec.licence
 
-        spatial = _stride(vae, "spatial", 4)
-        temporal = _stride(vae, "temporal", 1)
+        spatial = stride_of(vae, "spatial", 4)
+        temporal = stride_of(vae, "temporal", 1)
         scheduler = read_config(folder / "scheduler" / "scheduler_config.json")
         return replace(
             cls.spec,
@@ -209,12 +207,13 @@ class LTXVideo(DiffusersModel):
             latent_channels=configs.latent_channels,
             text_tokens=text_tokens,
             text_width=net["caption_channels"],
+            authors_read_otherwise=not newer,
             attention_heads=net["num_attention_heads"],
             licence=licence,
             further_conditions=CONDITIONS if newer else {},
             # The newer pipeline passes a timestep for each token.
             schedulers=FLOW_SCHEDULERS[:1] if newer else FLOW_SCHEDULERS,
-            shift_by_tokens=_shifts(scheduler),
+            shift_by_tokens=shifts_of(scheduler),
             least_steps=least_steps_of(scheduler),
         )
 
@@ -225,9 +224,7 @@ class LTXVideo(DiffusersModel):
         Raises:
             VideotuneError: from 0.9.5 on, whose pipeline reads captions so too.
         """
-        if spec.text_tokens == NEWER_TOKENS:
-            return super().with_authors_text(spec)
-        return replace(spec, text_tokens=NEWER_TOKENS, authors_text=True)
+        return replace(super().with_authors_text(spec), text_tokens=NEWER_TOKENS)
 
     def text_pipeline_class(self) -> Any:
         """Return the pipeline that reads captions: the newer one masks the padding."""
@@ -480,49 +477,6 @@ class LTXVideo(DiffusersModel):
         if self.is_newer or self.spec.authors_text:
             prints["text_encoder"] = f"{prints['text_encoder']}-masked"
         return prints
-
-
-def _is_newer(folder: Path) -> bool:
-    """Return whether a checkpoint is 0.9.5 or later, which needs the pipeline with
-    conditions.
-
-    Its VAE shows it even if its model_index.json names the older pipeline; their
-    positions in time differ.
-    """
-    block_types = (
-        read_config(folder / "vae" / "config.json").get("down_block_types") or ()
-    )
-    index = read_config(folder / "model_index.json")
-    if index.get("_class_name") == "LTXConditionPipeline":
-        return True
-    return any("095" in block_type for block_type in block_types)
-
-
-def _stride(vae: Mapping[str, Any], axis: str, default_patch: int) -> int:
-    """Return how many pixels or frames a latent covers.
-
-    Older configs only have the scalings of the VAE's layers.
-    """
-    ratio = vae.get(f"{axis}_compression_ratio")
-    if ratio is not None:
-        return int(ratio)
-    patch = vae.get(
-        "patch_size" if axis == "spatial" else "patch_size_t", default_patch
-    )
-    return int(patch * 2 ** sum(vae["spatio_temporal_scaling"]))
-
-
-def _shifts(scheduler: Mapping[str, Any]) -> tuple[float, float, float, float]:
-    """Return how the shift grows with the tokens: the scheduler's rule if it has one."""
-    if not scheduler.get("use_dynamic_shifting"):
-        return SHIFTS
-    low_tokens, low_shift, high_tokens, high_shift = SHIFTS
-    return (
-        float(scheduler.get("base_image_seq_len", low_tokens)),
-        float(scheduler.get("base_shift", low_shift)),
-        float(scheduler.get("max_image_seq_len", high_tokens)),
-        float(scheduler.get("max_shift", high_shift)),
-    )
 
 
 def _tokens(latents: Tensor) -> Tensor:

@@ -367,13 +367,15 @@ def some(names: Sequence[str]) -> str:
     )
 
 
-def missing(folder: Path, *, weights: bool, own: Collection[str] = ()) -> list[str]:
+def missing(
+    folder: Path, *, weights: bool, replaced_parts: Collection[str] = ()
+) -> list[str]:
     """Return the files and parts that a model folder lacks, relative to it.
 
     Args:
         folder: The model.
         weights: Also look for the weights.
-        own: Parts that need no weights, because they come from another file.
+        replaced_parts: Parts that need no weights, because they come from another file.
     """
     index = folder / "model_index.json"
     if not index.is_file():
@@ -385,7 +387,7 @@ def missing(folder: Path, *, weights: bool, own: Collection[str] = ()) -> list[s
         if not part_folder.is_dir() or not any(part_folder.iterdir()):
             absent.append(f"{part}/")
             continue
-        needs_weights = weights and part not in own
+        needs_weights = weights and part not in replaced_parts
         for name in _missing_of_part(part_folder, class_name, needs_weights):
             absent.append(f"{part}/{name}")
     return absent
@@ -429,11 +431,11 @@ def _missing_vocabulary(folder: Path, class_name: str) -> list[str]:
     return incomplete[0] if incomplete else list(forms[0])
 
 
-def complete(name: str, folder: Path, *, own: Collection[str] = ()) -> None:
+def complete(name: str, folder: Path, *, replaced_parts: Collection[str] = ()) -> None:
     """Raise VideotuneError that lists what the folder of the base model ``name`` lacks,
     weights included.
     """
-    absent = missing(folder, weights=True, own=own)
+    absent = missing(folder, weights=True, replaced_parts=replaced_parts)
     for part in sorted(
         {path.partition("/")[0] for path in absent if path.endswith(".safetensors")}
     ):

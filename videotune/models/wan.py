@@ -9,20 +9,14 @@ from __future__ import annotations
 
 import html
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch
-from videotune.model_spec import (
-    ConditionSupport,
-    Expert,
-    ImageConditioning,
-    ModelSpec,
-    VideoRules,
-)
+from videotune.model_spec import Expert, ModelSpec, VideoRules
 from videotune.models import wan_tiny
 from videotune.models.base import DiffusersModel
 from videotune.models.checkpoint import ImageEncoderParts
@@ -32,15 +26,14 @@ from videotune.models.model_files import read_config
 from videotune.models.pipelines import vae_stand_in
 from videotune.models.single_samples import one_by_one
 from videotune.models.wan_conditions import (
-    BOTH_ENDS,
     IN_PLACE,
-    ON_CHANNELS,
     ReferencedNetworks,
     folded_mask,
     give_cells,
     give_channels,
     with_reference,
 )
+from videotune.models.wan_kinds import clip_numbers, kind_of
 from videotune.types import (
     Batch,
     ClipShape,
@@ -194,7 +187,7 @@ class Wan(DiffusersModel):
         temporal = configs.vae.get("scale_factor_temporal", 4)
         patch = tuple(net["patch_size"])
 
-        kind = _kind_of(folder, net, from_image=from_image, is_ti2v=is_ti2v)
+        kind = kind_of(folder, net, from_image=from_image, is_ti2v=is_ti2v)
         guidance = cls.spec.sample_guidance
         if has_experts:
             guidance = 3.5 if from_image else 4.0
@@ -222,7 +215,7 @@ class Wan(DiffusersModel):
             timestep_shift=5.0 if is_wan22 else cls.spec.timestep_shift,
             sample_guidance=guidance,
             image_channels=(net["in_channels"] - configs.latent_channels, 0),
-            image_numbers=kind.images * _clip_numbers(folder) if kind.images else 0,
+            image_numbers=kind.images * clip_numbers(folder) if kind.images else 0,
         )
 
     @classmethod
@@ -471,56 +464,6 @@ class Wan(DiffusersModel):
         return prints
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """What a checkpoint generates a video from."""
-
-    name: str
-    image_conditioning: ImageConditioning
-    first_frame_share: float | None
-    """Share of the samples that are given their first frame, by default; None: the kind
-    has none.
-    """
-    conditions: Mapping[str, ConditionSupport]
-    images: int = 0
-    """Images of which the denoiser reads CLIP's states."""
-
-
-def _kind_of(
-    folder: Path, net: Mapping[str, Any], *, from_image: bool, is_ti2v: bool
-) -> _Kind:
-    """Return the kind of a checkpoint.
-
-    Args:
-        folder: the checkpoint.
-        net: config of its transformer.
-        from_image: whether it has image channels.
-        is_ti2v: whether it feeds a first frame clean.
-
-    Raises:
-        VideotuneError: if its transformer and its image encoder do not fit.
-    """
-    positions = net.get("pos_embed_seq_len")
-    if positions is not None:
-        _check_positions(folder, positions, net)
-        return _Kind(
-            "FLF2V", "concat", first_frame_share=1.0, conditions=BOTH_ENDS, images=2
-        )
-    if is_ti2v:
-        return _Kind("TI2V", "replace", first_frame_share=0.0, conditions=IN_PLACE)
-    if not from_image:
-        return _Kind("T2V", "none", first_frame_share=None, conditions=IN_PLACE)
-    if net.get("image_dim") is None:
-        return _Kind("I2V", "concat", first_frame_share=1.0, conditions=ON_CHANNELS)
-
-    # CLIP's states are those of a first frame alone.
-    last_frame = ConditionSupport("channels", in_diffusers=False)
-    conditions = {**ON_CHANNELS, "last_frame": last_frame}
-    return _Kind(
-        "I2V", "concat", first_frame_share=1.0, conditions=conditions, images=1
-    )
-
-
 def _channels_with_image(vae: Mapping[str, Any]) -> int:
     """Return the input channels of image-to-video: noise, the mask, and the image."""
     return int(2 * vae["z_dim"] + vae.get("scale_factor_temporal", 4))
@@ -549,25 +492,3 @@ def _experts(folder: Path, index: Mapping[str, Any]) -> tuple[Expert, ...]:
             f"{folder}: a Wan checkpoint with two experts (A14B) needs {missing}"
         )
     return Expert("high", float(boundary), 1.0), Expert("low", 0.0, float(boundary))
-
-
-def _check_positions(folder: Path, positions: Any, net: Mapping[str, Any]) -> None:
-    """Raise VideotuneError if positions of image states are not those of two images."""
-    has_clip = net.get("image_dim") is not None
-    if not has_clip or positions != 2 * _clip_tokens(folder):
-        raise VideotuneError(
-            f"{folder}: pos_embed_seq_len {positions!r} is not what CLIP gives of a first and a last frame "
-            "(FLF2V). Take transformer and image_encoder from one checkpoint"
-        )
-
-
-def _clip_tokens(folder: Path) -> int:
-    """Return how many states CLIP gives of an image: patches + 1."""
-    config = read_config(folder / "image_encoder" / "config.json")
-    return int((config["image_size"] // config["patch_size"]) ** 2 + 1)
-
-
-def _clip_numbers(folder: Path) -> int:
-    """Return how many numbers CLIP gives of an image."""
-    config = read_config(folder / "image_encoder" / "config.json")
-    return _clip_tokens(folder) * int(config["hidden_size"])

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from videotune.job.job import Job
+from videotune.latent_cache.cache_items import CacheItems
 from videotune.latent_cache.clip_ends import latents_of_end
 from videotune.latent_cache.conditions import (
     CHANNELS,
@@ -11,7 +12,6 @@ from videotune.latent_cache.conditions import (
     SOUND,
     ConditionSample,
 )
-from videotune.latent_cache.encode import CacheItems
 from videotune.latent_cache.keys import CacheKeys
 from videotune.model_spec import ModelSpec
 from videotune.planner.gpus import Card

@@ -68,6 +68,9 @@ MATRICES = {
 }
 """Products of matrices, forward; the names of those backward end in "_backward"."""
 
+EIGHT_BIT = {"_int_mm", "_scaled_mm"}
+"""Products of eight-bit numbers."""
+
 ATTENTION = "scaled_dot_product"
 """A part of the names of attention."""
 
@@ -84,6 +87,8 @@ class Work:
     """Bytes of the inputs and outputs of all other operations."""
     operations: Number = 0
     """Kernels that the host started in forward and backward passes."""
+    eight_bit: Number = 0
+    """Floating-point operations of products of eight-bit numbers."""
 
     def plus(self, added: Work, times: float = 1) -> Work:
         """Return this work plus ``times`` another."""
@@ -92,6 +97,7 @@ class Work:
             attention=self.attention + times * added.attention,
             moved=self.moved + times * added.moved,
             operations=self.operations + times * added.operations,
+            eight_bit=self.eight_bit + times * added.eight_bit,
         )
 
     def shared(self, parts: int) -> Work:
@@ -101,6 +107,7 @@ class Work:
             attention=self.attention / parts,
             moved=self.moved / parts,
             operations=self.operations,
+            eight_bit=self.eight_bit / parts,
         )
 
 
@@ -151,6 +158,7 @@ class Ledger(TorchDispatchMode):
         self.phases: dict[str, dict[str, int]] = {}
         self.flops = 0.0
         self.attention = 0.0
+        self.eight_bit = 0.0
         self.moved = 0
         self.operations: Counter[str] = Counter()
         """Kernels, by phase."""
@@ -187,7 +195,13 @@ class Ledger(TorchDispatchMode):
         phases = {name: dict(parts) for name, parts in self.phases.items()}
         after = sum(self.operations[phase] for phase in AFTER_PASSES)
         in_passes = self.operations.total() - after
-        work = Work(self.flops, self.attention, self.moved, in_passes)
+        work = Work(
+            flops=self.flops,
+            attention=self.attention,
+            moved=self.moved,
+            operations=in_passes,
+            eight_bit=self.eight_bit,
+        )
         return Reading(phases, work)
 
     def _entry(self, storage: Any, part: str) -> list[Any]:
@@ -238,6 +252,7 @@ class Ledger(TorchDispatchMode):
             flops = count(*args, **kwargs, out_val=out)
             self.flops += flops
             self.attention += flops if is_attention else 0
+            self.eight_bit += flops if name in EIGHT_BIT else 0
 
         if not is_attention and name.removesuffix("_backward") not in MATRICES:
             leaves = tree_leaves((args, kwargs, out))

@@ -8,7 +8,7 @@ attention keeps what CUDA's keeps: its output and a float32 number a row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,7 +22,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from videotune.config.schema import Config
-from videotune.diffusion.loss import BaseGuidance, Objective
+from videotune.diffusion.base_targets import BaseGuidance
+from videotune.diffusion.loss import Objective
 from videotune.job.experts import trained
 from videotune.latent_cache.clip_ends import appended_sizes
 from videotune.latent_cache.step_batch import StepBatch
@@ -31,6 +32,7 @@ from videotune.memory.quantization import largest_list
 from videotune.models.base import DiffusersModel
 from videotune.models.pipelines import in_tiles
 from videotune.planner.ledger import FIRST, KEPT, PIECE, CountsByPart, Ledger, Reading
+from videotune.planner.shallow_networks import MORE, Depths, read_deep, shallow_counts
 from videotune.trainer import build, optimizers
 from videotune.trainer.step import train_step
 from videotune.trainer.step_context import StepContext, TrainableState
@@ -39,16 +41,6 @@ from videotune.trainer.text_encoders import text_size
 from videotune.trainer.trainable import attach, make_trainable
 from videotune.types import Batch, ClipShape, Sound
 
-Depths = tuple[tuple[str, int], ...]
-"""The number of blocks of each list of blocks, by the list's path."""
-
-FEW = 2
-MORE = 4
-"""Blocks of a list in the shallow networks.
-
-One block would be both the first and the last.
-"""
-
 PHASES = {
     "start": ["forward"],
     "forward": [KEPT, "backward"],
@@ -56,29 +48,6 @@ PHASES = {
     "optimizer": ["end"],
 }
 """The phases after each mark of a step's clock."""
-
-
-def read_deep(read: Callable[[Depths], Reading], blocks: Mapping[str, int]) -> Reading:
-    """Return the reading of a deep network, calculated from shallow networks.
-
-    Blocks of a list are alike, so every number is affine in their count. One network
-    has FEW blocks of every list, and for each list another one has MORE. Shallow
-    networks are read as they are.
-
-    Args:
-        read: Reads a network with these blocks.
-        blocks: The number of blocks of each list.
-    """
-    few = {path: min(FEW, count) for path, count in blocks.items()}
-    base = read(tuple(few.items()))
-    result = base
-    for path, count in blocks.items():
-        more = min(MORE, count)
-        if more > few[path]:
-            deeper = read(tuple({**few, path: more}.items()))
-            times = (count - few[path]) / (more - few[path])
-            result = result.extrapolated(base, deeper, times)
-    return result
 
 
 def to_fake(net: nn.Module, mode: FakeTensorMode) -> dict[int, Any]:
@@ -171,7 +140,10 @@ class FakeRun:
     @property
     def depths(self) -> dict[str, int]:
         """The number of blocks of each list of the whole network."""
-        return {path: len(sizes) for path, sizes in self.blocks.items()}
+        counts = {}
+        for path, sizes in self.blocks.items():
+            counts[path] = len(sizes)
+        return counts
 
     def network(self, depths: Depths) -> FakeNetwork:
         """Return the network with these numbers of blocks, and with its adapters."""
@@ -182,12 +154,12 @@ class FakeRun:
     def _make_network(self, depths: Depths) -> FakeNetwork:
         net = self.denoiser()
         for path, count in depths:
-            parent, _, name = path.rpartition(".")
-            blocks = list(net.get_submodule(path))[:count]  # type: ignore[call-overload]
-            setattr(net.get_submodule(parent), name, nn.ModuleList(blocks))
-        self.family.isolate_frames(
-            net, not self.config.video_config.use_temporal_attention
-        )
+            parent_path, _, name = path.rpartition(".")
+            all_blocks = list(net.get_submodule(path))  # type: ignore[call-overload]
+            shallow_list = nn.ModuleList(all_blocks[:count])
+            setattr(net.get_submodule(parent_path), name, shallow_list)
+        has_temporal_attention = self.config.video_config.use_temporal_attention
+        self.family.isolate_frames(net, not has_temporal_attention)
 
         real_parameters = dict(attach(net, self.family.spec, self.config))
         fakes = to_fake(net, self.mode)
@@ -197,9 +169,12 @@ class FakeRun:
             if hasattr(module, "module_dropout"):
                 module.eval()
 
-        parameters = {name: fakes[id(real)] for name, real in real_parameters.items()}
+        parameters = {}
+        for name, real in real_parameters.items():
+            parameters[name] = fakes[id(real)]
         with self.mode:
-            return FakeNetwork(net, parameters, self.trainable(parameters))
+            trainable = self.trainable(parameters)
+            return FakeNetwork(net, parameters, trainable)
 
     def step(
         self, shape: ClipShape, samples: int, checkpointing: str, depths: Depths
@@ -234,25 +209,31 @@ class FakeRun:
 
     def deep_step(self, shape: ClipShape, samples: int, checkpointing: str) -> Reading:
         """Return ``step`` of the whole network, calculated from shallow ones."""
-        return read_deep(
-            lambda depths: self.step(shape, samples, checkpointing, depths), self.depths
-        )
+
+        def read(depths: Depths) -> Reading:
+            return self.step(shape, samples, checkpointing, depths)
+
+        return read_deep(read, self.depths)
 
     def kept_by_block(self, shape: ClipShape, checkpointing: str) -> dict[str, int]:
         """Return the bytes of activations that a block of each list keeps of one sample
         until the backward pass.
         """
-        shallow = {path: min(FEW, count) for path, count in self.depths.items()}
+        shallow = shallow_counts(self.depths)
+
+        def activations_of(depths: Mapping[str, int]) -> int:
+            network = tuple(depths.items())
+            reading = self.step(shape, 1, checkpointing, network)
+            return reading.phases[KEPT].get("activations", 0)
+
         kept = {}
         for path, count in self.depths.items():
-            depths = (shallow[path], min(MORE, count))
-            activations = []
-            for depth in depths:
-                network = tuple({**shallow, path: depth}.items())
-                reading = self.step(shape, 1, checkpointing, network)
-                activations.append(reading.phases[KEPT].get("activations", 0))
-            grown = max(0, activations[1] - activations[0])
-            kept[path] = grown // max(1, depths[1] - depths[0])
+            few = shallow[path]
+            more = min(MORE, count)
+            with_few = activations_of(shallow)
+            with_more = activations_of({**shallow, path: more})
+            grown = max(0, with_more - with_few)
+            kept[path] = grown // max(1, more - few)
         return kept
 
     def _train(self, network: FakeNetwork, prepared: StepBatch, ledger: Ledger) -> None:
@@ -264,7 +245,11 @@ class FakeRun:
             self.config.max_grad_norm,
             base_guidance=self._base_guidance(prepared),
         )
-        clock = Clock(torch.device("cpu"), lambda phase: ledger.phase(*PHASES[phase]))
+
+        def begin_phases(mark: str) -> None:
+            ledger.phase(*PHASES[mark])
+
+        clock = Clock(torch.device("cpu"), begin_phases)
         # torch warns about the first block, whose input has no gradient
         with ledger, catch_warnings(action="ignore", category=UserWarning):
             self._name_tensors(network, prepared, ledger)
@@ -292,7 +277,10 @@ class FakeRun:
         assert prepared.batch is not None
         trainable = network.trainable
         trained_tensors = self._trained_tensors(network)
-        frozen = [p for p in network.net.parameters() if id(p) not in trained_tensors]
+        frozen = []
+        for parameter in network.net.parameters():
+            if id(parameter) not in trained_tensors:
+                frozen.append(parameter)
         ledger.name(frozen, "weights")
         ledger.name(network.net.buffers(), "weights")
         ledger.name(trained_tensors.values(), "trained")
@@ -303,12 +291,14 @@ class FakeRun:
             for state in optimizer.state.values():
                 ledger.name(_tensors(state), "optimizer")
         conditioning = _tensors(vars(prepared.batch.conditioning))
-        ledger.name([prepared.batch.x0, prepared.noise, *conditioning], "batch")
+        batch_tensors = [prepared.batch.x0, prepared.noise, *conditioning]
+        ledger.name(batch_tensors, "batch")
 
     def _trained_tensors(self, network: FakeNetwork) -> dict[int, nn.Parameter]:
         """Return master weights and trained parameters by their ``id``."""
         masters = network.trainable.parameters.values()
-        return {id(p): p for p in (*masters, *network.trained.values())}
+        in_network = network.trained.values()
+        return {id(parameter): parameter for parameter in (*masters, *in_network)}
 
     def _add_hooks(self, network: FakeNetwork, ledger: Ledger) -> list[Any]:
         """Name gradients when they are made, and tell the blocks apart in the backward
@@ -318,18 +308,24 @@ class FakeRun:
         def name_gradient(parameter: nn.Parameter) -> None:
             ledger.name([parameter.grad], "gradients")
 
+        def end_last(*_: Any) -> None:
+            ledger.phase("")
+
+        def begin_first(*_: Any) -> None:
+            ledger.phase(FIRST)
+
         hooks: list[Any] = []
         for parameter in self._trained_tensors(network).values():
             hooks.append(parameter.register_post_accumulate_grad_hook(name_gradient))
 
-        paths = self.family.spec.block_lists
-        lists = [network.net.get_submodule(path) for path in paths]
-        blocks = list(chain.from_iterable(module.children() for module in lists))
+        blocks: list[nn.Module] = []
+        for path in self.family.spec.block_lists:
+            blocks += network.net.get_submodule(path).children()
         if len(blocks) > 1:  # called when the gradient of a block's output is known
             last_ended = blocks[-2].register_full_backward_pre_hook
-            hooks.append(last_ended(lambda *_: ledger.phase("")))
+            hooks.append(last_ended(end_last))
             first_begins = blocks[0].register_full_backward_pre_hook
-            hooks.append(first_begins(lambda *_: ledger.phase(FIRST)))
+            hooks.append(first_begins(begin_first))
         return hooks
 
     def trainable(self, parameters: Mapping[str, nn.Parameter]) -> TrainableState:
@@ -338,13 +334,13 @@ class FakeRun:
         The state of other optimizers is calculated from what they keep for each number.
         """
         if not parameters:  # the few new rows of a text encoder's table
-            rows = nn.Parameter(torch.zeros(1, self.family.spec.text_width))
-            parameters = {"rows": rows}
+            row = torch.zeros(1, self.family.spec.text_width)
+            parameters = {"rows": nn.Parameter(row)}
         adamw = self.config.optimizer.model_copy(update={"name": "ADAMW"})
-        dtypes = {dtype: name for name, dtype in build.DTYPES.items()}
-        config = self.config.model_copy(
-            update={"optimizer": adamw, "train_dtype": dtypes[self.family.dtype]}
-        )
+        dtype_names = {dtype: name for name, dtype in build.DTYPES.items()}
+        train_dtype = dtype_names[self.family.dtype]
+        changes = {"optimizer": adamw, "train_dtype": train_dtype}
+        config = self.config.model_copy(update=changes)
         expert = trained(self.family.spec, self.config)[0]
         trainable = make_trainable(parameters, {}, self.family, config, expert, 1)
         return replace(trainable, text=None)  # text encoders are read by themselves
@@ -355,18 +351,17 @@ class FakeRun:
         latent_size = spec.rules.latent_size(shape)
         x0 = torch.zeros(samples, spec.latent_channels, *latent_size)
 
-        conditioning = self.family.collate_states(
-            [self.family.blank_states(shape)] * samples
-        )
+        states = self.family.blank_states(shape)
+        conditioning = self.family.collate_states([states] * samples)
         if self.config.text_in_step:
             conditioning.text.requires_grad_()
-        appended = {
-            name: torch.zeros(samples, spec.latent_channels, *size)
-            for name, size in appended_sizes(self.config, shape, spec).items()
-        }
+        appended = {}
+        for name, size in appended_sizes(self.config, shape, spec).items():
+            appended[name] = torch.zeros(samples, spec.latent_channels, *size)
         if appended:
             extras = {**conditioning.extras, **appended}
             conditioning = replace(conditioning, extras=extras)
+
         levels = torch.zeros(samples)
         batch = Batch.of(
             x0,
@@ -377,9 +372,12 @@ class FakeRun:
         sound_t = None
         if shape.sound:
             assert spec.sound is not None
-            size = (samples, spec.sound.channels, spec.sound.latents(shape), 1, 1)
+            sound_latents = spec.sound.latents(shape)
+            sound_size = (samples, spec.sound.channels, sound_latents, 1, 1)
             is_given = "sound" not in spec.generates
-            sound = Sound(torch.zeros(size), torch.zeros(size), levels, is_given)
+            sound_x0 = torch.zeros(sound_size)
+            sound_noise = torch.zeros(sound_size)
+            sound = Sound(sound_x0, sound_noise, levels, is_given)
             only_sound = "video" not in spec.generates
             batch = replace(batch, sound=sound, video_is_given=only_sound)
             sound_t = levels if len(spec.generates) == 2 else None
@@ -411,18 +409,22 @@ class FakeRun:
             ids = torch.zeros(1, self.family.spec.text_tokens, dtype=torch.long)
             embed = net.get_input_embeddings()  # type: ignore[operator]
             embedded = embed(ids).requires_grad_(in_step)
-            out = net(inputs_embeds=embedded, attention_mask=torch.ones_like(ids))[0]
+            mask = torch.ones_like(ids)
+            out = net(inputs_embeds=embedded, attention_mask=mask)[0]
             if in_step:
                 out.sum().backward()
 
-        encoders = list(net.values()) if isinstance(net, nn.ModuleDict) else [net]
+        encoders = [net]
+        if isinstance(net, nn.ModuleDict):
+            encoders = list(net.values())
         block_sizes = [_block_bytes(encoder) for encoder in encoders]
         return ledger.phases["text_encoder"], ledger.flops, block_sizes
 
     def encode(self, shape: ClipShape) -> tuple[CountsByPart, float]:
         """Read the VAE that encodes one clip: bytes by part, and operations."""
         with self._part("vae", "autoencoder") as (net, ledger):
-            clip = torch.zeros(1, 3, shape.frames, shape.height, shape.width)
+            clip_size = (1, 3, shape.frames, shape.height, shape.width)
+            clip = torch.zeros(clip_size)
             net.encode(clip)  # type: ignore[operator]
         return ledger.phases["vae"], ledger.flops
 
@@ -443,7 +445,8 @@ class FakeRun:
         net = self.family.part(name, fill=lambda net: to_fake(net, self.mode))
         ledger = Ledger(self.piece)
         with self.mode, torch.no_grad(), ledger:
-            ledger.name([*net.parameters(), *net.buffers()], label)
+            tensors = [*net.parameters(), *net.buffers()]
+            ledger.name(tensors, label)
             ledger.phase(name)
             yield net, ledger
 
@@ -460,4 +463,5 @@ def weight_bytes(net: nn.Module) -> int:
 
 
 def _tensors(values: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(dict(values)) if isinstance(leaf, Tensor)]
+    leaves = tree_leaves(dict(values))
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]

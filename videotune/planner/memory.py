@@ -68,6 +68,12 @@ Measured beside an H100 and an H200: 36e-6 to 70e-6, with more work in Python th
 """
 
 
+EIGHT_BIT_RATE = 2.0
+"""How many times as fast as bfloat16 a card multiplies eight-bit numbers, as the makers
+state of every card that has such products. No card has measured it here.
+"""
+
+
 @dataclass(frozen=True)
 class Choice:
     """Memory settings of a step."""
@@ -348,9 +354,11 @@ def compiled(training: Need) -> Need:
 
 def card_seconds(work: Work, card: Card) -> float:
     """Return the seconds in which a card does some work."""
+    # operations of bfloat16 that take as long
+    flops = work.flops - work.eight_bit * (1 - 1 / EIGHT_BIT_RATE)
     if card.bandwidth is None:
-        return work.flops / (card.reached * card.flops)
-    products = (work.flops - work.attention) / (PRODUCTS_REACH * card.flops)
+        return flops / (card.reached * card.flops)
+    products = (flops - work.attention) / (PRODUCTS_REACH * card.flops)
     attention = work.attention / (ATTENTION_REACHES * card.flops)
     others = work.moved / (MEMORY_REACHES * card.bandwidth)
     return card.pace * (products + attention + others)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -54,6 +54,14 @@ class NetworkFacts:
     """The same of modules that the config names and that do not train."""
     text: tuple[int, int] = (0, 0)
     """How many modules and numbers of the text encoders train."""
+    by_rows: Mapping[int, int] = field(default_factory=dict)
+    """How many numbers of the denoiser's own weights train, by their tensors' rows."""
+
+    def numbers_below(self, rows: int) -> int:
+        """How many numbers train in tensors with fewer rows."""
+        return sum(
+            count for tensor_rows, count in self.by_rows.items() if tensor_rows < rows
+        )
 
     @property
     def parameters(self) -> int:
@@ -107,6 +115,7 @@ def read_network_facts(family: DiffusersModel, config: Config) -> NetworkFacts:
         groups=layers.grouped(paths),
         idle=layers.grouped(named_and_idle(family, config)),
         text=text_size(family, config) if config.text_in_step else (0, 0),
+        by_rows=_numbers_by_rows(parameters),
     )
 
 
@@ -118,6 +127,15 @@ def _numbers_by_part(
     for name, value in parameters.items():
         numbers[part_of(name, spec)] += value.numel()
     return dict(numbers.most_common())
+
+
+def _numbers_by_rows(parameters: Mapping[str, torch.Tensor]) -> dict[int, int]:
+    """Return how many numbers train in tensors of each number of rows."""
+    numbers: Counter[int] = Counter()
+    for value in parameters.values():
+        rows = value.shape[0] if value.ndim else 1
+        numbers[rows] += value.numel()
+    return dict(numbers)
 
 
 def named_and_idle(family: DiffusersModel, config: Config) -> list[str]:

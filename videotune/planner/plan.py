@@ -25,7 +25,7 @@ from videotune.trainer.build import make_objective
 from videotune.trainer.expert_pool import make_expert_schedule
 from videotune.trainer.optimizer_contract import refuse_what_fails
 from videotune.types import ClipShape
-from videotune.validation.overhead import overhead
+from videotune.validation.overhead import notes_on_validations, overhead
 
 
 def make_plan(job: Job, targets: Sequence[int] = exposure.TARGETS) -> dict[str, Any]:
@@ -38,6 +38,7 @@ def make_plan(job: Job, targets: Sequence[int] = exposure.TARGETS) -> dict[str, 
     config = job.config
     refuse_what_fails(config)
     adapter = adapter_size(job)
+    notes = [*job.notes, *notes_on_validations(job)]
     views = job.exposure(job.steps).to_json(config.learning_rate)
     return {
         # of memory and time: planner/fit.py fills them
@@ -54,6 +55,7 @@ def make_plan(job: Job, targets: Sequence[int] = exposure.TARGETS) -> dict[str, 
         "chosen": None,
         "processes": None,
         "simulation": None,
+        "ways": None,
         "remedies": [],
         "effective_batch": job.effective_batch,
         "micro_batch": min(
@@ -72,11 +74,12 @@ def make_plan(job: Job, targets: Sequence[int] = exposure.TARGETS) -> dict[str, 
         "conditions": conditions_of(job),
         "takes": list(job.spec.conditions),
         "licence": licence_of(job),
+        "licence_name": job.spec.licence,
         "download": download_of(job),
         "beside": overhead(job),
         "disk": disk(job, adapter),
-        "notes": list(job.notes),
-        "note_codes": codes_of(job.notes),
+        "notes": notes,
+        "note_codes": codes_of(notes),
         "settings": config.model_dump(mode="json"),
     }
 

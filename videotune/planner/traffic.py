@@ -119,7 +119,9 @@ def rounds_of(job: Job, spec: StepSpec, training: Need) -> Rounds:
     facts = network_facts(job)
     is_sharded = job.config.sharding == "FULL"
     whole_numbers = facts.text[1]
-    if not (is_sharded and trains_all):
+    if is_sharded and trains_all:
+        whole_numbers += facts.numbers_below(processes)
+    else:
         whole_numbers += facts.parameters
     gradients = -(-whole_numbers // BUFFER_NUMBERS) * rounds_of_all_reduce(processes)
     if not is_sharded:
@@ -168,13 +170,17 @@ def _summed(
     if config.sharding != "FULL":
         return all_reduced(itemsize * numbers, processes), 0.0
 
+    # Tensors with fewer rows than processes stay whole in each of them.
+    whole_numbers = facts.numbers_below(processes)
+    sharded_numbers = facts.parameters - whole_numbers
     reading = next(iter(spec.one_sample.values())).phases["forward"]
     held = reading.get("weights", 0)
     if trains_all:
-        held += DTYPES[dtype].itemsize * facts.parameters
+        held += DTYPES[dtype].itemsize * sharded_numbers
     # Weights are gathered forward and backward, gradients are scattered in float32.
     weights = 2 * passes * gathered(held, processes)
     if not trains_all:
         return all_reduced(itemsize * numbers, processes), weights
-    weights += passes * scattered(4 * facts.parameters, processes)
-    return all_reduced(itemsize * facts.text[1], processes), weights
+    weights += passes * scattered(4 * sharded_numbers, processes)
+    whole_numbers += facts.text[1]
+    return all_reduced(itemsize * whole_numbers, processes), weights

@@ -16,7 +16,6 @@ from videotune.reporter.conditions import (
     takes_last_image,
     with_first_frame,
 )
-from videotune.reporter.curves import TimesSeen, times_seen
 from videotune.reporter.outcome import recommended_checkpoint
 from videotune.reporter.previews import Media, link_in, picture_of, step_in
 from videotune.reporter.privacy import shown_path
@@ -30,6 +29,7 @@ from videotune.reporter.read import (
     number,
 )
 from videotune.reporter.sound_code import sound_use
+from videotune.reporter.times_seen import TimesSeen, times_seen
 from videotune.sampling.picture_faults import remark_at
 from videotune.text import counted, plain, shape_words, state_words, value_text
 

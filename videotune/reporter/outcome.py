@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from videotune.files import life
 from videotune.reporter.charts import Line, line_chart
 from videotune.reporter.curves import PARTS
 from videotune.reporter.kept import kept_figures
@@ -21,6 +20,7 @@ from videotune.reporter.read import (
     points,
     read_run,
 )
+from videotune.runs.run_life import life
 from videotune.sampling.picture_faults import faulty_kinds, remark_at
 from videotune.text import moment, plain
 from videotune.validation.frontier import kept_by_step, weigh_kept

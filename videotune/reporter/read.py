@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from videotune.errors import VideotuneError, did_you_mean
-from videotune.files import life, near_paths
+from videotune.files import near_paths
 from videotune.runs.journal import readings_of, sound_of, with_mean_of_modalities
+from videotune.runs.run_life import life
 from videotune.runs.schemas import parse_line, read_record
 from videotune.runs.step_sums import StepErrors, Steps, regularization
 
@@ -68,7 +69,7 @@ class Run:
     """When the folder was read, in seconds since 1970."""
 
     life: Record | None
-    """The last heartbeat, see ``videotune.files.life``."""
+    """The last heartbeat, see ``videotune.runs.run_life.life``."""
 
     config: Record | None
     check: Record | None

@@ -85,16 +85,16 @@ def save_checkpoint(
 
     def on_main(work: Callable[[], T]) -> T | None:
         """Do work on the main process and return its result there, and everywhere."""
-        return _on_each(dist, lambda: work() if dist.is_main else None)[0]
+        return on_each(dist, lambda: work() if dist.is_main else None)[0]
 
-    _on_each(dist, lambda: refuse_broken(step, parts))
+    on_each(dist, lambda: refuse_broken(step, parts))
     existing = on_main(lambda: _existing(folder, kind))
     if existing is not None:
         return existing
 
     on_main(lambda: _make_empty(folder, temporary))
     try:
-        written = _on_each(dist, lambda: _write_own(temporary, parts, rows or {}, dist))
+        written = on_each(dist, lambda: _write_own(temporary, parts, rows or {}, dist))
         checkpoint = on_main(
             lambda: _complete(temporary, folder, written, step, state, kind)
         )
@@ -106,7 +106,7 @@ def save_checkpoint(
     return checkpoint
 
 
-def _on_each(dist: DistributedContext, work: Callable[[], T]) -> list[T]:
+def on_each(dist: DistributedContext, work: Callable[[], T]) -> list[T]:
     """Return the result of each process's work, in their order.
 
     If one of them fails, all raise its error.

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from videotune.files import LATE, life, write_json
+from videotune.files import write_json
+from videotune.runs.run_life import LATE, life
 
 EVERY = LATE / 6
 """Seconds between two beats while the state stays."""

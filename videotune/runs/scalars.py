@@ -17,13 +17,15 @@ def scalars(line: Mapping[str, Any]) -> dict[str, float]:
             values = _of_validation("validation", line)
             values |= _of_validation("validation_live", line.get("live") or {})
         case "views":
+            views = line["per_window"]
             for key in ("min", "mean", "max"):
-                values[f"views/{key}_window"] = line["per_window"][key]
+                values[f"views/{key}_window"] = views[key]
         case "sample_metrics" if "samples" in line:
-            values["sample_metrics/replication"] = line["replication"]["mean"]
-            values["sample_metrics/copies"] = line["replication"]["copies"]
-            measures = {"diversity": line["diversity"]} | line["motion"]
-            for key, measure in measures.items():
+            replication = line["replication"]
+            values["sample_metrics/replication"] = replication["mean"]
+            values["sample_metrics/copies"] = replication["copies"]
+            values["sample_metrics/diversity"] = line["diversity"]["value"]
+            for key, measure in line["motion"].items():
                 values[f"sample_metrics/{key}"] = measure["value"]
         case "forgetting" if "guidance" in line:
             values["forgetting/guidance"] = line["guidance"]["mean"]
@@ -46,8 +48,9 @@ def _of_step(line: Mapping[str, Any]) -> dict[str, float | None]:
         values[f"train/{key}"] = line[key]
     values |= _by_noise_level("mse_by_t", line["by_t"])
     if "sound" in line:
-        values["sound/mse"] = line["sound"]["mse"]
-        values |= _by_noise_level("sound/mse_by_t", line["sound"]["by_t"])
+        sound = line["sound"]
+        values["sound/mse"] = sound["mse"]
+        values |= _by_noise_level("sound/mse_by_t", sound["by_t"])
     for group, rate in line["lr"].items():
         values[f"lr/{group}"] = rate
     for phase, seconds in line["seconds"].items():
@@ -56,10 +59,12 @@ def _of_step(line: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def _by_noise_level(name: str, by_t: Sequence[float | None]) -> dict[str, float | None]:
-    return {
-        f"{name}/{ninth / 9:.2f}-{(ninth + 1) / 9:.2f}": value
-        for ninth, value in enumerate(by_t)
-    }
+    values = {}
+    for ninth, value in enumerate(by_t):
+        lowest = ninth / 9
+        highest = (ninth + 1) / 9
+        values[f"{name}/{lowest:.2f}-{highest:.2f}"] = value
+    return values
 
 
 def _of_validation(name: str, parts: Mapping[str, Any]) -> dict[str, float | None]:

@@ -50,16 +50,32 @@ _VIEWS = _object(
     advice=str,
 )
 _CLIPS = _list(
-    id=str | None, path=str, used=bool, held_out=bool, captions=NotRequired[list[str] | None],
-    mask=NotRequired[str | None], start_image=NotRequired[str | None],
-    shape=NotRequired[str | None], source_fps=NotRequired[float | None], repeats_share=NotRequired[float | None],
-    serious=NotRequired[list[str]], warnings=NotRequired[list[str]], notes=NotRequired[list[str]],
-)  # fmt: skip
+    id=str | None,
+    path=str,
+    used=bool,
+    held_out=bool,
+    captions=NotRequired[list[str] | None],
+    mask=NotRequired[str | None],
+    start_image=NotRequired[str | None],
+    shape=NotRequired[str | None],
+    source_fps=NotRequired[float | None],
+    repeats_share=NotRequired[float | None],
+    serious=NotRequired[list[str]],
+    warnings=NotRequired[list[str]],
+    notes=NotRequired[list[str]],
+)
 _CONFIG = _object(
-    settings=_SETTINGS, origins=dict[str, str], base=_BASE, data=str, steps=Count, digest=str,
-    processes=NotRequired[Count], past=NotRequired[_object(step=Count, views=dict[str, int])],
-    versions=NotRequired[dict[str, str]], asked=NotRequired[dict[str, Any]],
-)  # fmt: skip
+    settings=_SETTINGS,
+    origins=dict[str, str],
+    base=_BASE,
+    data=str,
+    steps=Count,
+    digest=str,
+    processes=NotRequired[Count],
+    past=NotRequired[_object(step=Count, views=dict[str, int])],
+    versions=NotRequired[dict[str, str]],
+    asked=NotRequired[dict[str, Any]],
+)
 
 SHAPES: Mapping[str, Any] = {
     "COMPLETE": _object(
@@ -158,10 +174,18 @@ _READING = _object(
 
 _LINE = _object(**_ANY, step=NotRequired[Step], from_step=NotRequired[Step])
 _STEP = _object(
-    **_AT_STEP, loss=_MAYBE, mse=_MAYBE, by_t=list[_MAYBE], lr=dict[str, Finite], grad_norm=_MAYBE, window_ids=list[str],
-    seconds=dict[str, Seconds], captions=NotRequired[list[int | None]], skipped=NotRequired[bool],
+    **_AT_STEP,
+    loss=_MAYBE,
+    mse=_MAYBE,
+    by_t=list[_MAYBE],
+    lr=dict[str, Finite],
+    grad_norm=_MAYBE,
+    window_ids=list[str],
+    seconds=dict[str, Seconds],
+    captions=NotRequired[list[int | None]],
+    skipped=NotRequired[bool],
     sound=NotRequired[_object(mse=_MAYBE, by_t=list[_MAYBE])],
-)  # fmt: skip
+)
 _TAKE = _object(step=NotRequired[Step], why=NotRequired[str])
 _PARTS_READ: Any = _object(train=_READING | None, held_out=NotRequired[_READING | None])
 _VALIDATION = _object(

@@ -37,22 +37,22 @@ class Signals:
     """
     was_warned: bool = False
     """Whether SIGUSR1 asked, and no other signal has come since."""
-    _breaking: bool = False
+    _is_interruptible: bool = False
 
     @contextmanager
-    def breaking(self) -> Iterator[None]:
+    def interruptible(self) -> Iterator[None]:
         """Raise Interrupted anywhere in the block as soon as the user asks to stop.
 
         Also in a ``finally``, so what must be restored completely is restored outside
         of the block.
         """
-        self._breaking = True
+        self._is_interruptible = True
         try:
             if self.stop:
                 raise Interrupted
             yield
         finally:
-            self._breaking = False
+            self._is_interruptible = False
 
 
 def end_process_on_requests() -> None:
@@ -96,7 +96,7 @@ def signals(is_distributed: bool = False) -> Iterator[Signals]:
         _print_now(
             "stopping after this step and saving; press once more to stop at once"
         )
-        if requests._breaking:
+        if requests._is_interruptible:
             raise Interrupted
 
     numbers = [signal.SIGINT, signal.SIGTERM]

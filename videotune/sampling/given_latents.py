@@ -26,12 +26,11 @@ from videotune.latent_cache.clip_ends import (
 from videotune.latent_cache.conditions import (
     KNOWN,
     ConditionSample,
-    appended_latents,
     encode_condition,
     pixel_frames,
-    put_conditions,
     shown_pixels,
 )
+from videotune.latent_cache.given_cells import appended_latents, put_conditions
 from videotune.latent_cache.mask_reading import mask_pixels
 from videotune.latent_cache.pixels import to_model
 from videotune.models.base import DiffusersModel

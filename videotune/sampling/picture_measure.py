@@ -55,10 +55,9 @@ def measure_picture(
     changes = np.abs(cells[1:] - cells[:1])
     largest_change = float(changes.max()) if len(changes) else None
 
-    neighbours = (
-        _correlation(cells[:, :, 1:], cells[:, :, :-1])
-        + _correlation(cells[:, 1:], cells[:, :-1])
-    ) / 2
+    of_columns = _correlation(cells[:, :, 1:], cells[:, :, :-1])
+    of_rows = _correlation(cells[:, 1:], cells[:, :-1])
+    neighbours = (of_columns + of_rows) / 2
     lag = rules.temporal_stride
     moments = None
     if len(cells) > lag:
@@ -67,7 +66,8 @@ def measure_picture(
     brightest = float(cells.max())
     # One flash in a black sample does not make it a good one.
     typical_range = float(np.median(ranges))
-    typical_brightness = float(np.median(cells.max(axis=(1, 2))))
+    brightest_of_frames = cells.max(axis=(1, 2))
+    typical_brightness = float(np.median(brightest_of_frames))
     fault = None
     if typical_brightness < BLACK_LEVEL:
         fault = "black"
@@ -107,8 +107,13 @@ def _correlation(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
     """Return the correlation of two arrays; 1 if one of them is constant."""
     a = a - a.mean()
     b = b - b.mean()
-    norm = float(np.sqrt((a * a).sum() * (b * b).sum()))
-    return float((a * b).sum()) / norm if norm else 1.0
+    squares_of_a = (a * a).sum()
+    squares_of_b = (b * b).sum()
+    norm = float(np.sqrt(squares_of_a * squares_of_b))
+    if not norm:
+        return 1.0
+    product = float((a * b).sum())
+    return product / norm
 
 
 def _is_noise(neighbours: float, moments: float | None) -> bool:

@@ -2,68 +2,33 @@
 undone.
 """
 
-import json
 import re
 import time
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 
 from videotune.data.captions import split_variants, with_trigger
 from videotune.errors import VideotuneError
-from videotune.files import append_whole, checked, write_json, write_text
+from videotune.files import write_json, write_text
 from videotune.queue.jobs import QueuedJob, all_jobs, start
-from videotune.studio import clips
+from videotune.studio import clip_history, clip_row, clips
+from videotune.studio.clip_row import ClipRow
 from videotune.studio.projects import Project, lock_of
-from videotune.studio.records import CaptionChange, read_record
-
-HISTORY = "history.jsonl"
-"""Every change of a caption: when, of which clip, by what, the text before and after.
-
-``batch`` joins the changes of one action.
-"""
-
-MAX_HISTORY_BYTES = 64_000_000
-"""Bytes of the history that are read, from its end."""
+from videotune.studio.records import read_record
 
 MAX_BACKUP_BYTES = 64_000_000
 """Size limit of the captions as they were before a job."""
 
 
-def history(project: Project, name: str | None = None) -> list[CaptionChange]:
-    """Return the changes, newest first.
-
-    Args:
-        project: the project.
-        name: only of the clip of this name; None for all.
-    """
-    path = project.folder / HISTORY
-    if not path.is_file():
-        return []
-    lines = _read_history(path, path.stat().st_size)
-    return [line for line in lines if name in (None, line["name"])]
-
-
-@lru_cache(maxsize=8)
-def _read_history(path: Path, size: int) -> list[CaptionChange]:
-    """Return the changes, newest first, without lines that are damaged or torn."""
-    with path.open("rb") as file:
-        file.seek(max(0, size - MAX_HISTORY_BYTES))
-        content = file.read(MAX_HISTORY_BYTES)
-
-    changes: list[CaptionChange] = []
-    for line in reversed(content.split(b"\n")):
-        try:
-            changes.append(checked(CaptionChange, line))
-        except ValueError:
-            continue
-    return changes
-
-
 def change(
-    project: Project, text_by_path: Mapping[str, str], by: str, undoes: str = ""
-) -> int:
-    """Write captions and return how many changed.
+    project: Project,
+    text_by_path: Mapping[str, str],
+    by: str,
+    *,
+    undoes: str = "",
+    redoes: str = "",
+) -> str:
+    """Write captions and return the id of the action.
 
     Args:
         project: the project.
@@ -71,20 +36,38 @@ def change(
             empty text deletes the caption file.
         by: what made the change, for the history.
         undoes: the batch that this change undoes.
+        redoes: the batch that it does again.
 
     Raises:
         VideotuneError: if a caption is in a list of captions.
     """
+    is_correction = bool(undoes or redoes)
+    batch = clip_history.new_batch()
     with lock_of(project.folder):
-        return _change(project, text_by_path, by, undoes)
+        edits = _edits(project, text_by_path, keep_equal=is_correction)
+
+        # The history is written first, so an interrupted change can be undone.
+        changes = [(row["name"], before, after) for row, before, after in edits]
+        record_changes(
+            project, changes, batch=batch, by=by, undoes=undoes, redoes=redoes
+        )
+        for row, _, after in edits:
+            caption_path = row["clip"].caption_file or row["clip"].expected_caption
+            _write_caption(caption_path, after, durable=len(edits) == 1)
+    return batch
 
 
-def _change(
-    project: Project, text_by_path: Mapping[str, str], by: str, undoes: str
-) -> int:
-    batch = f"{time.time_ns():x}"
+def _edits(
+    project: Project, text_by_path: Mapping[str, str], *, keep_equal: bool
+) -> list[tuple[ClipRow, str, str]]:
+    """Return the clips whose captions change, with their texts before and after.
+
+    Args:
+        project: the project.
+        text_by_path: new captions by the paths of their clips.
+        keep_equal: whether captions that stay as they are belong to the list too.
+    """
     rows = clips.table(project).rows
-
     edits = []
     for path, text in text_by_path.items():
         row = clips.find_clip(rows, path)
@@ -92,17 +75,10 @@ def _change(
         if row["caption_fixed"]:
             raise VideotuneError(f"{row['name']}: {row['fixed']}")
 
-        before = clips.caption_of(row["clip"])
-        if before != after or undoes:
+        before = clip_row.caption_of(row["clip"])
+        if before != after or keep_equal:
             edits.append((row, before, after))
-
-    # The history is written first, so an interrupted change can be undone.
-    changes = [(row["name"], before, after) for row, before, after in edits]
-    record_changes(project, changes, batch, by, undoes)
-    for row, _, after in edits:
-        caption_path = row["clip"].caption_file or row["clip"].expected_caption
-        _write_caption(caption_path, after, durable=len(edits) == 1)
-    return len(edits)
+    return edits
 
 
 def _write_caption(path: Path, text: str, *, durable: bool) -> None:
@@ -116,9 +92,11 @@ def _write_caption(path: Path, text: str, *, durable: bool) -> None:
 def record_changes(
     project: Project,
     changes: list[tuple[str, str, str]],
+    *,
     batch: str,
     by: str,
     undoes: str = "",
+    redoes: str = "",
 ) -> None:
     """Add changes to the history.
 
@@ -128,49 +106,22 @@ def record_changes(
         batch: id of the action.
         by: what made the change.
         undoes: the batch that it undoes.
+        redoes: the batch that it does again.
     """
-    action = {"batch": batch, "by": by, "undoes": undoes, "time": round(time.time(), 3)}
-    lines = []
-    for name, before, after in changes:
-        record = {**action, "name": name, "before": before, "after": after}
-        lines.append(json.dumps(record) + "\n")
-
-    with (project.folder / HISTORY).open("ab", buffering=0) as file:
-        append_whole(file, "".join(lines).encode())
-
-
-def latest_change(project: Project) -> list[CaptionChange]:
-    """Return the records of the newest action that was not undone."""
-    lines = history(project)
-    undone_batches = {line.get("undoes") for line in lines}
-    for line in lines:
-        if not line.get("undoes") and line["batch"] not in undone_batches:
-            return [record for record in lines if record["batch"] == line["batch"]]
-    return []
-
-
-def undo(project: Project) -> int:
-    """Undo the newest action; return how many captions it had.
-
-    A caption that was changed again since then keeps its text.
-    """
-    with lock_of(project.folder):
-        return _undo(project)
-
-
-def _undo(project: Project) -> int:
-    rows = clips.table(project).rows.values()
-    row_by_name = {row["name"]: row for row in rows if not row["caption_fixed"]}
-    lines = [line for line in latest_change(project) if line["name"] in row_by_name]
-    if not lines:
-        raise VideotuneError("there is no change of captions to undo")
-
-    text_by_path = {}
-    for line in lines:
-        row = row_by_name[line["name"]]
-        text = clips.caption_of(row["clip"])
-        text_by_path[row["path"]] = line["before"] if text == line["after"] else text
-    return change(project, text_by_path, "undo", undoes=lines[0]["batch"])
+    action = {
+        "batch": batch,
+        "by": by,
+        "undoes": undoes,
+        "redoes": redoes,
+        "time": round(time.time(), 3),
+    }
+    clip_history.append(
+        project,
+        [
+            {**action, "name": name, "before": before, "after": after}
+            for name, before, after in changes
+        ],
+    )
 
 
 def planned_changes(
@@ -261,4 +212,4 @@ def _record_captions(project: Project, job: QueuedJob) -> None:
         before = caption_before.get(path, "")
         if before != row["caption"]:
             changes.append((row["name"], before, row["caption"]))
-    record_changes(project, changes, job.folder.name, "auto-caption")
+    record_changes(project, changes, batch=job.folder.name, by="auto-caption")

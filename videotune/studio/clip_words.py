@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from videotune.data.remarks import RemarkCode, code_of
-from videotune.studio.clips import ClipRow, state_of
+from videotune.studio.clip_row import ClipRow, state_of
 
 
 @dataclass(frozen=True)
@@ -196,6 +196,19 @@ REMEDIES = (
         ("numbered_stills",),
         "bin",
         "If they are one video, make a video file of them and remove the pictures.",
+    ),
+    Remedy(
+        ("caption_reading",),
+        "setting",
+        "For ComfyUI choose “authors”; for diffusers leave it.",
+        "text_encoder.convention",
+    ),
+    Remedy(
+        ("few_validations",),
+        "setting",
+        "It trains without a verdict, too. For one, train more steps, or validate more "
+        "often.",
+        "validate_every",
     ),
     Remedy(
         ("unused_masks",),

@@ -13,21 +13,24 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from videotune.data.captions import lint_caption, read_caption
 from videotune.data.clip_file import ClipFile
-from videotune.data.file_checks import ClipProblem
 from videotune.data.layouts import read_folder
 from videotune.data.metadata_files import Columns
-from videotune.data.remarks import code_of, with_codes
 from videotune.errors import VideotuneError
 from videotune.queue.jobs import QueuedJob, all_jobs, latest, restart, result
 from videotune.studio import projects, trash
-from videotune.studio.clip_companions import companions_of, shown_path
-from videotune.studio.projects import CLIPS, HELD_OUT, Project, has_visible_files, texts
-from videotune.studio.records import CheckAccount, CheckedClip
-
-LONG_CLIP_SECONDS = 20.0
-"""From this length on, a clip is a long video that should be cut into scenes."""
+from videotune.studio.clip_history import new_batch
+from videotune.studio.clip_row import (
+    ClipRow,
+    changed_ns,
+    needs_caption,
+    row_of_check,
+    row_of_clip,
+    state_of,
+    without_model,
+)
+from videotune.studio.projects import CLIPS, HELD_OUT, Project, has_visible_files
+from videotune.studio.records import CheckAccount, CheckedClip, ClipMove
 
 QUIET_SECONDS = 2.0
 """Seconds without a change before a check starts."""
@@ -36,50 +39,6 @@ CLIP_REASONS = frozenset(
     ["unreadable", "empty", "not_a_video", "no_video_stream", "decode_error"]
 )
 """Reasons to skip a file of which there may be no picture."""
-
-TOKENS_PER_WORD = 1.3
-"""Rough number of text-encoder tokens per word of a caption."""
-
-ORDINARY = frozenset(["cropped", "fast_clip", "in_no_window", "upscaled"])
-"""Codes of a check's warnings that need no action of the user; they are shown as notes."""
-
-CAPTION_REASONS = ("missing_caption", "empty_caption", "undecodable_caption")
-"""Reasons to skip a clip that a caption removes."""
-
-OF_MODEL = frozenset([
-    "beyond_max_duration", "borders", "cropped", "cuts", "damaged", "distorted",
-    "fast_clip", "frame_count", "in_no_window", "mixed_rates", "repeated_frames",
-    "single_frames", "slow_clips", "some_in_no_window", "unfilled_count", "upscaled",
-])  # fmt: skip
-"""Codes of warnings and notes that depend on the model."""
-
-ClipRow = dict[str, Any]
-
-UNKNOWN: ClipRow = {
-    "reason": None,
-    "source_seconds": None,
-    "source_fps": None,
-    "source_frames": None,
-    "sound": None,
-    "width": None,
-    "shape": None,
-    "windows": None,
-    "spans": None,
-    "state": "new",
-    "why": "not checked yet",
-    "warned": [],
-    "notes": [],
-    "hints": [],
-    "long": False,
-    "part": "",
-    "picture": "",
-    "mask_picture": "",
-    "companions": (),
-    "tokens": 0,
-    "changed": 0,
-    "seconds_cut": 0,
-}
-"""The row of a clip that no check has seen."""
 
 
 SHARED_FEWEST = 3
@@ -141,7 +100,7 @@ def table(project: Project) -> ClipTable:
     basis = (check and check[0].folder.name, int(time.time() / 60), settings)
 
     if cached is not None and cached.basis == basis:
-        folders = {path: _changed_ns(path) for path in cached.folders}
+        folders = {path: changed_ns(path) for path in cached.folders}
         if folders == cached.folders:
             return cached
 
@@ -150,25 +109,12 @@ def table(project: Project) -> ClipTable:
     return current
 
 
-def _changed_ns(*paths: Path | None) -> int:
-    """Return the latest time of change, in nanoseconds; 0 if no path exists."""
-    times = [0]
-    for path in filter(None, paths):
-        with suppress(OSError):
-            file_stat = os.stat(path)
-            times.append(file_stat.st_mtime_ns)
-            # A file that was moved here keeps its modification time.
-            if not path.is_dir():
-                times.append(file_stat.st_ctime_ns)
-    return max(times)
-
-
 def _read_table(
     project: Project, basis: tuple[Any, ...], previous: ClipTable | None
 ) -> ClipTable:
     check = latest_check(project)
     # The folders' times are taken first, so a change during the reading is not missed.
-    folders = {path: _changed_ns(path) for path in _folders(project)}
+    folders = {path: changed_ns(path) for path in _folders(project)}
     rows = _read_rows(project, check)
     shared = _take_shared_warnings(rows)
     return ClipTable(
@@ -208,13 +154,13 @@ def _read_rows(
         if str(clip.path) in start_images:
             continue
         checked_row = checked_rows.pop(str(clip.path), None)
-        row = _row(project, part, clip, checked_row, checked_since)
+        row = row_of_clip(project, part, clip, checked_row, checked_since)
         rows[row["path"]] = row
 
     # The other rows of the check: datasets outside the project.
     for path, checked_row in checked_rows.items():
         if not Path(path).is_relative_to(project.folder):
-            row = _row_of_check(path, checked_row)
+            row = row_of_check(path, checked_row)
             rows[path] = row | {
                 "path": path,
                 "name": path,
@@ -222,7 +168,7 @@ def _read_rows(
                 "caption_fixed": True,
             }
     if not project.has_model:
-        return {path: _without_model(row) for path, row in rows.items()}
+        return {path: without_model(row) for path, row in rows.items()}
     return rows
 
 
@@ -273,7 +219,7 @@ def _last_change(
     settings = [
         project.folder / name for name in ("config.json", projects.PROJECT_FILE)
     ]
-    return max(clips_changed, _changed_ns(*settings) / 1e9)
+    return max(clips_changed, changed_ns(*settings) / 1e9)
 
 
 def latest_check(project: Project) -> tuple[QueuedJob, CheckAccount] | None:
@@ -324,26 +270,6 @@ def _clip_files(project: Project) -> Iterator[tuple[str, ClipFile]]:
                     yield part, clip
 
 
-def needs_caption(row: ClipRow) -> bool:
-    """Return whether a caption is all that a clip lacks, as far as is known."""
-    is_unusable = row["state"] == "skipped" and row["reason"] not in CAPTION_REASONS
-    return bool(row["part"]) and not row["caption"] and not is_unusable
-
-
-def state_of(row: ClipRow) -> str:
-    """Return the state of a clip as the filter, the cards and the counts name it: used,
-    held out, without (a caption), unusable or new.
-    """
-    if row["state"] in ("used", "held out"):
-        return str(row["state"])
-    if needs_caption(row):
-        return "without"
-    if row["state"] != "skipped":
-        return "new"
-    is_without_caption = row["reason"] in ("missing_caption", "empty_caption")
-    return "without" if is_without_caption else "unusable"
-
-
 def neighbours(project: Project, path: str, query: Mapping[str, str]) -> dict[str, str]:
     """Return the clips before and after one, of those that a filter selects.
 
@@ -367,135 +293,6 @@ def find_clip(rows: Mapping[str, ClipRow], path: str) -> ClipRow:
     if path not in rows:
         raise VideotuneError(f"{path[:200]} no longer exists")
     return rows[path]
-
-
-def _row(
-    project: Project,
-    part: str,
-    clip: ClipFile,
-    checked_row: CheckedClip | None,
-    checked_since: float,
-) -> ClipRow:
-    """Build the row of a clip.
-
-    Args:
-        project: the project.
-        part: folder of the project that the clip is in.
-        clip: the clip.
-        checked_row: its row in the last check, if it has one.
-        checked_since: when that check started.
-    """
-    companion_paths = [path for _, path in clip.companions]
-    changed = _changed_ns(clip.path, clip.caption_file, *companion_paths)
-    caption = caption_of(clip)
-    row = dict(UNKNOWN)
-    if checked_row:
-        row = _row_of_check(str(clip.path), checked_row)
-        if changed / 1e9 > checked_since:
-            row |= {"state": "new", "why": "changed since the last check"}
-
-    start_image = checked_row.get("start_image") if checked_row else None
-    loss_mask = dict(clip.companions).get("loss_mask")
-    words_per_variant = [len(line.split()) for line in caption.split("\n")]
-    return row | {
-        "path": clip.path.relative_to(project.folder).as_posix(),
-        "name": clip.path.relative_to(project.folder / part).as_posix(),
-        "clip": clip,
-        "picture": _picture_of(project, clip),
-        "mask_picture": shown_path(project, loss_mask),
-        "companions": companions_of(project, clip, start_image),
-        "part": part,
-        "caption": caption,
-        "changed": changed,
-        "tokens": round(max(words_per_variant, default=0) * TOKENS_PER_WORD),
-        "hints": lint_caption(caption, clip.path.stem) if caption else [],
-        "fixed": _fixed_reason(clip),
-        "caption_fixed": clip.metadata_texts is not None,
-    }
-
-
-def _picture_of(project: Project, clip: ClipFile) -> str:
-    """Return the path within the project of the image that stands for a clip whose
-    frames are images; "" for a file, which a player shows.
-    """
-    if not clip.frames:
-        return ""
-    middle = clip.frames[len(clip.frames) // 2]
-    return middle.relative_to(project.folder).as_posix()
-
-
-def _fixed_reason(clip: ClipFile) -> str:
-    """Return why the clip cannot be moved here, nor its caption edited if the row has it;
-    empty if it is in no list.
-    """
-    if not clip.metadata_row:
-        return ""
-    if clip.metadata_texts is None:
-        return f"{clip.metadata_row} lists it: move it there"
-    return f"its caption is in {clip.metadata_row}: change it there"
-
-
-def caption_of(clip: ClipFile) -> str:
-    """Return a clip's caption as it is on disk now, one variant per line."""
-    if clip.metadata_texts is not None or clip.caption_file is None:
-        return "\n".join(clip.metadata_captions or ())
-    return _read_caption(clip.caption_file, _changed_ns(clip.caption_file))
-
-
-@lru_cache(maxsize=20_000)
-def _read_caption(path: Path, changed: int) -> str:
-    """Return the text of a caption file as of ``changed``, one variant per line."""
-    try:
-        return "\n".join(read_caption(path))
-    except ClipProblem as problem:
-        if problem.reason == "undecodable_caption":
-            return path.read_bytes().decode("latin-1")
-        return ""
-
-
-def _without_model(row: ClipRow) -> ClipRow:
-    """Return a row without what depends on a model, while none is chosen."""
-    return row | {
-        "shape": None,
-        "windows": None,
-        "spans": None,
-        "notes": [],
-        "warned": [line for line in row["warned"] if code_of(line) not in OF_MODEL],
-    }
-
-
-def _row_of_check(path: str, checked_row: CheckedClip) -> ClipRow:
-    """Return the row of a clip with what a check reported about it."""
-    warnings = with_codes(checked_row["warnings"], checked_row.get("warning_codes", []))
-    notes = with_codes(checked_row["notes"], checked_row.get("note_codes", []))
-    serious_warnings = [line for line in warnings if code_of(line) not in ORDINARY]
-    ordinary_warnings = [line for line in warnings if code_of(line) in ORDINARY]
-    seconds = checked_row["source_seconds"]
-
-    return {
-        **UNKNOWN,
-        **checked_row,
-        "state": _checked_state(checked_row),
-        "why": _skip_reason(path, checked_row),
-        "warned": serious_warnings,
-        "notes": [*ordinary_warnings, *notes],
-        "caption": "\n".join(checked_row["captions"]),
-        "long": seconds is not None and seconds >= LONG_CLIP_SECONDS,
-    }
-
-
-def _checked_state(checked_row: CheckedClip) -> str:
-    if checked_row["held_out"]:
-        return "held out"
-    return "used" if checked_row["used"] else "skipped"
-
-
-def _skip_reason(path: str, checked_row: CheckedClip) -> str:
-    reason = checked_row["reason"]
-    if not reason:
-        return ""
-    label = texts()["reasons"].get(reason, reason)
-    return f"{label}: {checked_row['detail']}".replace(f"{Path(path).parent}/", "")
 
 
 def select(project: Project, query: Mapping[str, str]) -> list[ClipRow]:
@@ -529,7 +326,7 @@ def _has_text(row: ClipRow, text: str) -> bool:
     return text in row["name"].casefold() or text in row["caption"].casefold()
 
 
-def move(project: Project, paths: Sequence[str], to: str) -> None:
+def move(project: Project, paths: Sequence[str], to: str) -> ClipMove:
     """Move clips with their captions, masks and other companions to training,
     validation, or the bin.
 
@@ -537,6 +334,9 @@ def move(project: Project, paths: Sequence[str], to: str) -> None:
         project: the project.
         paths: paths of the clips within the project.
         to: ``CLIPS``, ``HELD_OUT`` or ``trash.BIN``.
+
+    Returns:
+        The record of the move, for the history.
 
     Raises:
         VideotuneError: if a clip is named in a list, or its target exists; nothing is
@@ -550,20 +350,34 @@ def move(project: Project, paths: Sequence[str], to: str) -> None:
                 "remove it there"
             )
 
-    files = _files_of(rows)
+    files = _files_of(project, rows)
+    item = ""
+    targets: list[str] = []
     if to == trash.BIN:
         title = rows[0]["name"] if len(rows) == 1 else f"{len(rows)} clips"
-        trash.move_to_trash(project.folder, "clip", title, files)
+        home = project.folder
+        item = trash.move_to_trash(home, "clip", title, [home / name for name in files])
     elif to in (CLIPS, HELD_OUT):
-        _move_files(project.folder, files, to)
+        targets = [f"{to}/{name.partition('/')[2]}" for name in files]
+        move_files(project.folder, files, targets)
     else:
         raise VideotuneError(
             f"clips can be moved to {CLIPS}, {HELD_OUT} or {trash.BIN}, not to {to[:40]!r}"
         )
+    return {
+        "batch": new_batch(),
+        "kind": "clip",
+        "names": [row["name"] for row in rows],
+        "files": files,
+        "targets": targets,
+        "item": item,
+    }
 
 
-def _files_of(rows: Sequence[ClipRow]) -> list[Path]:
-    """Return the clips, captions and companions of some rows, each once."""
+def _files_of(project: Project, rows: Sequence[ClipRow]) -> list[str]:
+    """Return the clips, captions and companions of some rows, each once, relative to the
+    project.
+    """
     files: dict[Path, None] = {}
     for row in rows:
         files[row["clip"].path] = None
@@ -571,17 +385,25 @@ def _files_of(rows: Sequence[ClipRow]) -> list[Path]:
             files[row["clip"].caption_file] = None
         for _, path in row["clip"].companions:
             files[path] = None
-    return list(files)
+    return [path.relative_to(project.folder).as_posix() for path in files]
 
 
-def _move_files(home: Path, files: Sequence[Path], part: str) -> None:
-    targets = [home.joinpath(part, *file.relative_to(home).parts[1:]) for file in files]
-    for file, target in zip(files, targets, strict=True):
+def move_files(home: Path, files: Sequence[str], targets: Sequence[str]) -> None:
+    """Move files to other names, all relative to ``home``.
+
+    Raises:
+        VideotuneError: if a target exists; then nothing is moved.
+    """
+    moves = []
+    for name, target_name in zip(files, targets, strict=True):
+        file = home / name
+        target = home / target_name
         if target != file and target.exists():
             raise VideotuneError(
-                f"{target.relative_to(home)} already exists: rename one of the two files"
+                f"{target_name} already exists: rename one of the two files"
             )
+        moves.append((file, target))
 
-    for file, target in zip(files, targets, strict=True):
+    for file, target in moves:
         target.parent.mkdir(parents=True, exist_ok=True)
         os.replace(file, target)

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote
 
 from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.responses import FileResponse, JSONResponse
@@ -21,6 +22,8 @@ from videotune.reporter.read import mapping
 from videotune.studio import (
     auto_caption,
     captions_edit,
+    clip_history,
+    clip_row,
     clip_words,
     clips,
     downloads,
@@ -29,9 +32,11 @@ from videotune.studio import (
     model_choices,
     projects,
     trash,
+    undo,
     uploads,
 )
-from videotune.studio.projects import CLIPS, Project, inside
+from videotune.studio.film_scenes import SCENES, decide_scenes, files_of_scenes
+from videotune.studio.projects import CLIPS, inside
 from videotune.studio.records import CheckAccount, SourceFacts
 from videotune.studio.web import (
     NOT_CACHED,
@@ -40,11 +45,13 @@ from videotune.studio.web import (
     PageContext,
     PostedForm,
     Regions,
+    ToastAction,
     fragment,
     page_response,
     render,
     reply,
 )
+from videotune.text import counted
 
 CHUNK = 60
 """Tiles that are sent at once."""
@@ -52,10 +59,6 @@ CHUNK = 60
 MAX_TILES = 10_000
 """Tiles that a request may ask for."""
 
-SCENES = "scenes"
-"""Folder of a project that holds the scenes of each film until they are kept or
-removed.
-"""
 
 NO_PICTURE = '<svg xmlns="http://www.w3.org/2000/svg" width="16" height="10"/>'
 """Stands for a clip of which no picture can be decoded."""
@@ -105,11 +108,11 @@ def state(page: PageContext) -> str:
         check=check,
         account=account,
         rows=rows,
-        uncaptioned=[row for row in rows if clips.needs_caption(row)],
+        uncaptioned=[row for row in rows if clip_row.needs_caption(row)],
         shared=shared,
         counts=clip_words.count_states(rows),
         **CLIP_WORDS,
-        undo=captions_edit.latest_change(project),
+        **undo.choices(project),
         running={kind: jobs.latest(project.folder, kind) for kind in KINDS},
         draft=projects.draft(project),
     )
@@ -122,7 +125,7 @@ def _with_remarks(account: CheckAccount, *, has_model: bool) -> dict[str, Any]:
     """
     notes = with_codes(account["notes"], account.get("note_codes", []))
     if not has_model:
-        notes = [note for note in notes if code_of(note) not in clips.OF_MODEL]
+        notes = [note for note in notes if code_of(note) not in clip_row.OF_MODEL]
     return {**account, "notes": notes}
 
 
@@ -135,7 +138,7 @@ def scenes(page: PageContext) -> str:
     """Render the scenes that were cut out of each film."""
     films = []
     for film in sorted((page.current_project.folder / SCENES).glob("[!.]*")):
-        scene_names = _scenes(film)
+        scene_names = files_of_scenes(film)
         if scene_names:
             films.append((film.name, scene_names))
     return render("data_scenes", context=page, films=films)
@@ -196,7 +199,7 @@ def clip(page: CurrentPage, path: str) -> Response:
     """Send everything about a clip, with a large player."""
     project = page.current_project
     row = clips.find_clip(clips.table(project).rows, path)
-    changes = captions_edit.history(project, row["name"])
+    changes = clip_history.caption_changes(project, row["name"])
     others = clips.neighbours(project, path, page.query)
     return fragment(
         render(
@@ -259,7 +262,7 @@ def caption(page: CurrentPage, form: PostedForm) -> Response:
     with projects.lock_of(project.folder):
         row = clips.find_clip(clips.table(project).rows, form["path"])
         if not row["caption_fixed"]:
-            caption_on_disk = clips.caption_of(row["clip"])
+            caption_on_disk = clip_row.caption_of(row["clip"])
             expected_words = [text.split() for text in (*form.all("was"), form["text"])]
             if caption_on_disk.split() not in expected_words:
                 return JSONResponse({"theirs": caption_on_disk}, 409)
@@ -301,15 +304,26 @@ def change_captions(page: CurrentPage, form: PostedForm) -> Response:
         text_by_path = captions_edit.planned_changes(
             project, form, _selected_paths(page, form)
         )
-        count = captions_edit.change(project, text_by_path, by)
-    return reply(f"{count} captions changed")
+        batch = captions_edit.change(project, text_by_path, by)
+    message = f"{counted(len(text_by_path), 'caption')} changed"
+    return reply(message, action=_undo_action(page, batch))
 
 
 @routes.post("/data/undo")
-def undo(page: CurrentPage) -> Response:
-    """Undo the newest change of captions."""
-    count = captions_edit.undo(page.current_project)
-    return reply(f"{count} captions restored")
+def undo_action(page: CurrentPage, form: PostedForm) -> Response:
+    """Undo the newest action of the page, or the named one."""
+    return reply(undo.undo(page.current_project, form["batch"]))
+
+
+@routes.post("/data/redo")
+def redo_action(page: CurrentPage, form: PostedForm) -> Response:
+    """Do the action again that was undone last, or the named one."""
+    return reply(undo.redo(page.current_project, form["batch"]))
+
+
+def _undo_action(page: PageContext, batch: str) -> ToastAction:
+    address = f"/p/{quote(page.current_project.name, safe='')}/data/undo"
+    return {"words": "Undo", "post": address, "values": {"batch": batch}}
 
 
 @routes.post("/data/stop")
@@ -326,12 +340,13 @@ def move(page: CurrentPage, form: PostedForm) -> Response:
     """Keep clips aside for checking, train on them again, or move them to the bin."""
     with projects.lock_of(page.current_project.folder):
         paths = _selected_paths(page, form)
-        clips.move(page.current_project, paths, form["to"])
+        record = clips.move(page.current_project, paths, form["to"])
+        clip_history.record_move(page.current_project, record)
 
     results = {"bin": "moved to the bin", CLIPS: "used for training"}
     result = results.get(form["to"], "kept aside for checking")
     subject = Path(paths[0]).name if len(paths) == 1 else f"{len(paths)} clips"
-    return reply(f"{subject} {result}")
+    return reply(f"{subject} {result}", action=_undo_action(page, record["batch"]))
 
 
 @routes.post("/data/leave-out")
@@ -445,17 +460,6 @@ def cut(page: CurrentPage, form: PostedForm) -> Response:
     return reply(f"Cutting {row['name']} into scenes")
 
 
-def _scenes(film: Path) -> list[str]:
-    """Return the file names of a film's scenes."""
-    if not film.is_dir():
-        return []
-    return sorted(
-        path.name
-        for path in film.iterdir()
-        if path.suffix.lower() in CLIP_SUFFIXES and not path.name.startswith(".")
-    )
-
-
 @routes.post("/data/scene")
 def scene(page: CurrentPage, form: PostedForm) -> Response:
     """Keep scenes as clips, or move them to the bin; without a name all scenes of the
@@ -463,32 +467,7 @@ def scene(page: CurrentPage, form: PostedForm) -> Response:
     """
     project = page.current_project
     with projects.lock_of(project.folder):
-        return _decide_scenes(project, form)
-
-
-def _decide_scenes(project: Project, form: FormData) -> Response:
-    film = inside(project.folder / SCENES, form["film"])
-    names = [form["name"]] if form["name"] else _scenes(film)
-
-    files = []
-    for name in names:
-        path = inside(film, name)
-        files += [file for file in (path, path.with_suffix(".txt")) if file.is_file()]
-
-    if not form["keep"]:
-        title = form["name"] or f"Scenes of {film.name}"
-        trash.move_to_trash(project.folder, "scene", title, files)
-        return reply("In the bin")
-
-    targets = [project.folder / CLIPS / file.name for file in files]
-    for target in targets:
-        if target.exists():
-            raise VideotuneError(
-                f"the clips already include {target.name}: rename one of the two files"
-            )
-    for file, target in zip(files, targets, strict=True):
-        file.rename(target)
-    return reply(f"{len(names)} kept" if len(names) > 1 else "Kept")
+        return decide_scenes(project, form)
 
 
 @routes.post("/data/bin/{act}")
@@ -500,6 +479,7 @@ def from_bin(
     with projects.lock_of(home):
         if act == "restore":
             trash.restore(home, form["id"])
+            undo.record_restored(page.current_project, form["id"])
             return reply("Restored")
         trash.delete(home, form["id"])
     return reply("Deleted")

@@ -13,6 +13,7 @@ from fastapi import APIRouter, HTTPException, Response
 from fastapi.responses import FileResponse, HTMLResponse, StreamingResponse
 
 from videotune.errors import VideotuneError
+from videotune.studio.form import fields
 from videotune.studio.projects import CLIPS, HELD_OUT, Project, inside
 from videotune.studio.setting_names import in_page_words
 from videotune.studio.web import CurrentPage
@@ -58,8 +59,17 @@ EXPORTED = re.compile(r"runs/[^/]+/(?:branches/[^/]+/)?export/[^/]+\.safetensors
 
 CONTACT_SHEET = "sheet/index.html"
 
+COMPARISON = "runs/comparison.html"
+"""The page that compares runs of a project, perhaps with those of another one."""
+
+_LINK_TO_PROJECT = re.compile(r'(href|src)="\.\./\.\./([^/"]+)/(?=runs/)')
+"""A link of that page to a file of another project."""
+
 REPORT = re.compile(r"runs/[^/]+/report\.html")
 """Paths of the reports of runs."""
+
+_COLUMN = re.compile(r'(<th\b[^>]*>|data-label=")([^<"]+)')
+"""The name of a column, at its head and at its cells."""
 
 _SHEET_NOTES = re.compile(r'<ul class="notes">.*?</ul>', re.DOTALL)
 _TEXT = re.compile(r">([^<]+)<")
@@ -128,7 +138,31 @@ def _translation_of(path: str) -> Callable[[str], str] | None:
     """
     if path == CONTACT_SHEET:
         return notes_in_page_words
+    if path == COMPARISON:
+        return comparison_in_page_words
     return report_in_page_words if REPORT.fullmatch(path) else None
+
+
+def comparison_in_page_words(comparison: str) -> str:
+    """Return a comparison with the studio's names of settings and its addresses."""
+    return with_links_to_projects(with_names_of_settings(comparison))
+
+
+def with_names_of_settings(comparison: str) -> str:
+    """Return a comparison of runs whose columns name settings as the page Setup does."""
+    names = {field.key: field.name for field in fields()}
+
+    def rename(header: re.Match[str]) -> str:
+        return header[1] + escape(names.get(unescape(header[2]), unescape(header[2])))
+
+    return _COLUMN.sub(rename, comparison)
+
+
+def with_links_to_projects(comparison: str) -> str:
+    """Return a comparison whose links to files of other projects lead to where the
+    studio serves them.
+    """
+    return _LINK_TO_PROJECT.sub(r'\1="/p/\2/file/', comparison)
 
 
 def notes_in_page_words(sheet: str) -> str:
@@ -165,21 +199,27 @@ def folder(page: CurrentPage, path: str) -> Response:
         raise HTTPException(404, "no such folder")
     if parts[2] == "export":
         return send_zip(target, download_name(page.current_project, target))
-    return send_zip(target, target.name)
+    name = f"{page.current_project.name}-{parts[1]}-{target.name}"
+    return send_zip(target, name, inner_name=target.name)
 
 
 def send_zip(
-    folder: Path, name: str, keep: Callable[[Path], bool] = lambda path: True
+    folder: Path,
+    name: str,
+    keep: Callable[[Path], bool] = lambda path: True,
+    *,
+    inner_name: str = "",
 ) -> Response:
     """Send a folder as a zip.
 
     Args:
         folder: the folder.
-        name: name of the zip and of the folder inside it.
+        name: name of the zip.
         keep: chooses the files, by their paths relative to the folder.
+        inner_name: name of the folder inside it; empty for that of the zip.
     """
     return StreamingResponse(
-        stream_zip(folder, name, keep),
+        stream_zip(folder, inner_name or name, keep),
         media_type="application/zip",
         headers={
             "Content-Disposition": f"attachment; filename*=UTF-8''{quote(name)}.zip"

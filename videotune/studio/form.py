@@ -25,7 +25,7 @@ from videotune.data.clip_sizes import parse_size
 from videotune.errors import VideotuneError
 from videotune.presets.shipped import read_preset
 from videotune.studio.projects import CLIP_KEYS, CLIPS, MANAGED_KEYS, texts
-from videotune.text import plain, without_thousands_marks
+from videotune.text import without_thousands_marks
 
 WidgetKind = Literal["choice", "switch", "whole", "number", "text", "json"]
 
@@ -55,34 +55,6 @@ PATH_KEYS: dict[str, Literal["folder", "file"]] = {
     "vae.file": "file",
 }
 """The keys that take a path, and what it leads to; "file" also takes a folder."""
-
-FAR = 10
-"""A value that is so many times the usual one is noted."""
-
-_RATE_NOTES = ("the training may break", "it hardly learns")
-FAR_VALUES: dict[str, tuple[str, str]] = {
-    "learning_rate": _RATE_NOTES,
-    "learning_rate_low": _RATE_NOTES,
-    "embedding_learning_rate": _RATE_NOTES,
-    "batch_size": ("a step takes so many times as long", ""),
-    "lora.rank": ("a large file that copies the clips easily", ""),
-    "lora.alpha": ("it works like a higher learning rate", "it hardly learns"),
-    "steps": ("the training takes so many times as long", ""),
-    "epochs": ("the training takes so many times as long", ""),
-    "gradient_accumulation_steps": ("a step takes so many times as long", ""),
-    "video_config.frames": ("much more memory and time for each step", ""),
-    "max_grad_norm": ("updates are hardly clipped", "updates become very small"),
-}
-"""What a value far above the usual one does, and one far below it."""
-
-COSTLY_KEYS = (
-    "steps",
-    "epochs",
-    "batch_size",
-    "gradient_accumulation_steps",
-    "video_config.frames",
-)
-"""Keys whose note also says the time and the disk that the plan has calculated."""
 
 
 @dataclass(frozen=True)
@@ -501,37 +473,6 @@ def condition_rows(value: Any, takes: Sequence[str] | None) -> list[ConditionRow
         )
         rows.append(row)
     return rows
-
-
-def unusual_values(
-    values: Mapping[str, Any], inherited: Mapping[str, Any], costs: str = ""
-) -> dict[str, str]:
-    """Return a note for each value that is far from the one it replaces, by key.
-
-    Args:
-        values: the user's values, by dotted name.
-        inherited: the values of the preset, by dotted name.
-        costs: the time and disk of the plan, a sentence; empty if they are not known.
-    """
-    notes = {}
-    for key, (high_note, low_note) in FAR_VALUES.items():
-        value = values.get(key)
-        usual = inherited.get(key)
-        if not isinstance(value, int | float) or not isinstance(usual, int | float):
-            continue
-        if value <= 0 or usual <= 0:
-            continue
-
-        if high_note and value >= FAR * usual:
-            times = f"{plain(round(value / usual))} times the usual {plain(usual)}"
-            notes[key] = f"{times}: {high_note}."
-            if costs and key in COSTLY_KEYS:
-                notes[key] += f" {costs}"
-        elif low_note and value * FAR <= usual:
-            notes[key] = (
-                f"{usual / value:.3g} times below the usual {usual:g}: {low_note}."
-            )
-    return notes
 
 
 def inherited_values(preset: str) -> dict[str, Any]:

@@ -36,6 +36,9 @@ def running_work(root: Path, name: str = "") -> list[dict[str, Any]]:
             if job.is_running:
                 rows.append(_row(job.kind, project.name, job.about))
 
+    titles = {project.name: project.title for project in projects}
+    for row in rows:
+        row["title"] = titles.get(row["project"], row["project"])
     return [row for row in rows if name in ("", row["project"])]
 
 
@@ -58,6 +61,7 @@ def _row(kind: str, project_name: str, about: str) -> dict[str, Any]:
     return {
         "kind": kind,
         "project": project_name,
+        "title": "",
         "about": about,
         "share": None,
         "loss": None,
@@ -71,7 +75,9 @@ def status(page: PageContext) -> str:
     open_name = page.project.name if page.project else None
     rows = running_work(page.root)
     return render(
-        "status", rows=sorted(rows, key=lambda row: row["project"] != open_name)
+        "status",
+        rows=sorted(rows, key=lambda row: row["project"] != open_name),
+        open_name=open_name,
     )
 
 

@@ -6,13 +6,8 @@ from dataclasses import dataclass
 
 from videotune.config.nested_keys import flatten
 from videotune.studio import projects
-from videotune.studio.form import (
-    fields,
-    format_value,
-    inherited_values,
-    set_key,
-    unusual_values,
-)
+from videotune.studio.far_values import unusual_values
+from videotune.studio.form import fields, format_value, inherited_values, set_key
 from videotune.studio.model_choices import presets
 from videotune.studio.projects import Project, draft
 from videotune.studio.records import EarlierValue

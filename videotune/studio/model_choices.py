@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from videotune.config import base_models
+from videotune.config.nested_keys import flatten
 from videotune.errors import VideotuneError
 from videotune.files import read_json
 from videotune.planner.gpus import Card, cards, memory_or_card
@@ -66,6 +67,11 @@ class ModelSize:
     """GB of the cards that it is for; None if it trains anywhere."""
 
     @property
+    def download(self) -> str:
+        """The size of its download as text; empty if it is not known."""
+        return str(base_models.download_size(self.base_model) or "")
+
+    @property
     def is_lora(self) -> bool:
         """Whether it trains a LoRA, and not the whole model or a new word."""
         return self.label.endswith(METHODS["LORA"])
@@ -77,6 +83,43 @@ class ModelSize:
         if not card.gigabytes:
             return None
         return self.memory_class <= card.gigabytes * TOLERANCE
+
+
+COMPARED_KEYS = {
+    "video_config.frames": "frames",
+    "resolution": "resolution",
+    "lora.rank": "rank",
+    "weight_dtype": "weights",
+}
+"""The settings in which sizes of one label differ for the user, as the list names them."""
+
+WEIGHT_WORDS = {"NFLOAT_4": "in 4 bits", "FLOAT_8": "in 8 bits", None: "not rounded"}
+
+
+@cache
+def difference(preset: str, reference: str) -> str:
+    """Return how a preset differs from another one of the same model: "frames 17 instead
+    of 33".
+    """
+    values = flatten(read_preset(preset))
+    reference_values = flatten(read_preset(reference))
+    parts = []
+    for key, name in COMPARED_KEYS.items():
+        value = values.get(key)
+        reference_value = reference_values.get(key)
+        if value == reference_value:
+            continue
+        if key == "weight_dtype":
+            parts.append(f"{name} {WEIGHT_WORDS[value]}")
+        elif reference_value is None or value is None:
+            parts.append(f"{name} {_shown(value or 'automatic')}")
+        else:
+            parts.append(f"{name} {_shown(value)} instead of {_shown(reference_value)}")
+    return ", ".join(parts) or "the same settings"
+
+
+def _shown(value: Any) -> str:
+    return " and ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 @dataclass(frozen=True)
@@ -100,6 +143,11 @@ class ModelFamily:
         """The other sizes."""
         best = self.best
         return [size for size in self.sizes if size not in best]
+
+    def difference(self, size: ModelSize) -> str:
+        """Return how one of the other sizes differs from the first of its label."""
+        (reference,) = [best for best in self.best if best.label == size.label]
+        return difference(size.preset, reference.preset)
 
     @property
     def licences(self) -> list[str]:
@@ -170,6 +218,15 @@ def makes_sound(base_model: str) -> bool | None:
     return None if facts is None else bool(facts.get("sound", False))
 
 
+def smallest_larger(families: Iterable[ModelFamily], card: ChosenCard) -> int | None:
+    """Return the smallest class of memory that is above a card's; None if there is none,
+    or no card is known.
+    """
+    sizes = chain.from_iterable(family.sizes for family in families)
+    larger = [size.memory_class for size in sizes if size.fits(card) is False]
+    return min((memory for memory in larger if memory is not None), default=None)
+
+
 def runs_anywhere(preset: str) -> bool:
     """Return whether a preset trains on any computer, so that its card does not matter."""
     return preset in presets() and presets()[preset]["gb"] is None
@@ -186,7 +243,7 @@ def _families() -> tuple[ModelFamily, ...]:
             base_model=facts["base"],
             about=facts["about"],
             good=facts["good"],
-            licence=facts.get("licence", ""),
+            licence=base_models.published_licence(facts["base"]),
             memory_class=facts["gb"],
         )
         sizes_by_family.setdefault(facts["family"], []).append(size)

@@ -43,6 +43,9 @@ _lock = Lock()
 _current_key: dict[Path, str] = {}
 """The key of the last question for each answer file."""
 
+_asked_at: dict[Path, float] = {}
+"""When that question was sent, in seconds since 1970."""
+
 _workers: dict[Path, Thread] = {}
 
 
@@ -85,6 +88,7 @@ def request_answer(out: Path, question: Mapping[str, Any]) -> dict[str, Any]:
     with _lock:
         if not answer["current"] and _current_key.get(out) != key:
             _current_key[out] = key
+            _asked_at[out] = time.time()
             full_question = {**question, "key": key, "out": str(out)}
             previous_worker = _workers.get(out)
             _workers[out] = Thread(
@@ -104,7 +108,8 @@ def answer_so_far(out: Path, question: Mapping[str, Any]) -> dict[str, Any]:
 
     Returns:
         The answer. ``current``: it answers this question completely. ``measuring``: a
-        part of it is there. ``computing``: this process works on it.
+        part of it is there. ``computing``: this process works on it. ``asked``: when
+        the question was sent.
     """
     is_computing_it = is_computing(out, key_of(question))
     answer = read_answer(out)
@@ -117,6 +122,7 @@ def answer_so_far(out: Path, question: Mapping[str, Any]) -> dict[str, Any]:
         "current": is_current,
         "measuring": is_same_question and not is_full,
         "computing": is_computing_it and not is_current,
+        "asked": _asked_at.get(out),
     }
 
 

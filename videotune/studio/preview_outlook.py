@@ -1,8 +1,11 @@
 """What is said in the place of previews that are not there yet."""
 
+import sys
 from dataclasses import dataclass
 
 from videotune.reporter.read import Run
+from videotune.studio import clips
+from videotune.studio.projects import Project
 from videotune.text import counted, plain
 
 
@@ -40,3 +43,13 @@ def preview_outlook(run: Run, *, is_busy: bool) -> PreviewOutlook:
     elif isinstance(interval, int):
         text += f"; then a new one every {counted(interval, 'step')}"
     return PreviewOutlook("Previews appear here", f"{text}.")
+
+
+def count_captions(project: Project) -> int:
+    """Return how many captions of clips previews may take; datasets outside of the
+    project count as having any number.
+    """
+    if project.facts.get("sources"):
+        return sys.maxsize
+    rows = clips.table(project).rows.values()
+    return sum(1 for row in rows if row["caption"])

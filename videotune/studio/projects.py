@@ -8,7 +8,6 @@ import re
 import secrets
 import shutil
 import time
-import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from videotune.files import (
     sync_folder,
     write_json,
 )
+from videotune.studio.project_names import clean_title, free_folder, free_title
 from videotune.studio.records import ProjectFacts, read_record
 
 PROJECT_FILE = "project.json"
@@ -80,17 +80,6 @@ NEUTRAL_PRESET = "toy"
 sizes is not shown.
 """
 
-MAX_TITLE_LENGTH = 80
-MAX_NAME_LENGTH = 40
-
-RESERVED_NAMES = frozenset(
-    [
-        *("bin", "presets", "con", "prn", "aux", "nul"),
-        *(f"com{number}" for number in range(10)),
-        *(f"lpt{number}" for number in range(10)),
-    ]
-)
-"""Names that no project gets: folders beside the projects, and devices of Windows."""
 
 NEW_PREFIX = ".new-"
 """Beginning of the name of a project that is being made."""
@@ -319,43 +308,14 @@ def place(
         prepare: called with the final folder, before the folder is there.
     """
     with lock_of(root):
-        own_facts: ProjectFacts = {**facts, "title": _free_title(root, facts["title"])}
-        final_folder = _free_folder(root, own_facts["title"])
+        titles = {project.title for project in list_projects(root)}
+        own_facts: ProjectFacts = {**facts, "title": free_title(facts["title"], titles)}
+        final_folder = free_folder(root, own_facts["title"])
         prepare(final_folder)
         write_json(folder / PROJECT_FILE, own_facts)
         os.rename(folder, final_folder)
     sync_folder(root)
     return Project(final_folder, own_facts)
-
-
-def _free_title(root: Path, title: str) -> str:
-    """Return a title that no other project has: the same, or with a number."""
-    titles = {project.title for project in list_projects(root)}
-    if title not in titles:
-        return title
-    numbers = range(2, len(titles) + 3)
-    candidates = (f"{title[: MAX_TITLE_LENGTH - 6]} {number}" for number in numbers)
-    return next(candidate for candidate in candidates if candidate not in titles)
-
-
-def _free_folder(root: Path, title: str) -> Path:
-    stem = _folder_name(title)
-    for number in range(1, 1000):
-        folder = root / (stem if number == 1 else f"{stem}-{number}")
-        if not os.path.lexists(folder):
-            return folder
-    raise VideotuneError(
-        f"there are too many projects called {title!r}: use another name"
-    )
-
-
-def _folder_name(title: str) -> str:
-    ascii_title = (
-        unicodedata.normalize("NFKD", title).encode("ascii", "ignore").decode()
-    )
-    name = re.sub(r"[^a-z0-9]+", "-", ascii_title.lower()).strip("-")
-    name = name[:MAX_NAME_LENGTH].strip("-") or "project"
-    return f"project-{name}" if name in RESERVED_NAMES else name
 
 
 def clear_leftovers(root: Path) -> None:
@@ -381,22 +341,6 @@ def _clear_temporary_files(folder: Path, *, recursive: bool) -> None:
             path = Path(parent, name)
             if name.startswith(COMING_PREFIX) or is_left_behind(path):
                 path.unlink(missing_ok=True)
-
-
-def clean_title(title: str) -> str:
-    """Return a title with its white space normalized.
-
-    Raises:
-        VideotuneError: if it is empty or too long.
-    """
-    title = " ".join(title.split())
-    if not title:
-        raise VideotuneError("a project needs a name: type one")
-    if len(title) > MAX_TITLE_LENGTH:
-        raise VideotuneError(
-            f"the project name has {len(title)} characters: use at most {MAX_TITLE_LENGTH}"
-        )
-    return title
 
 
 def update(project: Project, **facts: Any) -> Project:

@@ -17,11 +17,13 @@ from videotune.studio import (
     gpu,
     header,
     model_choices,
+    project_names,
     projects,
     queue_page,
-    setup_page,
+    run_states,
     transfer,
     trash,
+    whole_settings,
 )
 from videotune.studio.default_root import other_root
 from videotune.studio.downloads import send_zip
@@ -48,43 +50,52 @@ COVER_CLIPS = 4
 
 def cards(page: PageContext) -> str:
     """Render the list of projects, each with its first clips."""
-    busy_names = _busy_names(page.root)
+    work_by_project = _work_by_project(page.root)
     rows = []
     for project in projects.list_projects(page.root):
         try:
-            rows.append(_card(project, is_busy=project.name in busy_names))
+            rows.append(
+                _card(page.root, project, work_by_project.get(project.name, ""))
+            )
         except (VideotuneError, OSError) as error:
             rows.append(_empty_card(project, str(error)))
     home_root = other_root(page.root) if page.is_local else None
     return render("projects_cards", cards=rows, root=page.root, other_root=home_root)
 
 
-def _busy_names(root: Path) -> set[str]:
-    """Return the projects in which something runs.
+def _work_by_project(root: Path) -> dict[str, str]:
+    """Return what runs in each project, as the bar at the top names it.
 
     If the queue is damaged, the bar at the top of the page reports it.
     """
     try:
-        return {row["project"] for row in header.running_work(root)}
+        rows = header.running_work(root)
     except VideotuneError:
-        return set()
+        return {}
+
+    work_by_project: dict[str, str] = {}
+    for row in rows:
+        is_training = row["kind"] == "train"
+        words = projects.texts()["working"].get(row["kind"], row["kind"])
+        text = f"{row['about']} running" if is_training else words
+        work_by_project.setdefault(row["project"], text)
+    return work_by_project
 
 
-def _card(project: Project, *, is_busy: bool) -> dict[str, object]:
+def _card(root: Path, project: Project, work: str) -> dict[str, object]:
     rows = clips.table(project).rows.values()
     covers = [
         row["picture"] or row["path"]
         for row in rows
         if row["part"] and row["reason"] not in clips.CLIP_REASONS
     ]
-    runs = list((project.folder / "runs").glob("*/config.json"))
 
     return {
         **_empty_card(project, project.damage),
         "clips": len(rows),
         "cover": covers[:COVER_CLIPS],
-        "runs": len(runs),
-        "busy": is_busy,
+        "runs": len(run_states.run_names(project, root)),
+        "busy": work,
     }
 
 
@@ -94,7 +105,7 @@ def _empty_card(project: Project, damage: str) -> dict[str, object]:
         "clips": 0,
         "cover": [],
         "runs": 0,
-        "busy": False,
+        "busy": "",
         "damage": damage,
     }
 
@@ -112,6 +123,7 @@ def show(page: CurrentPage) -> Response:
     """Show all projects."""
     card = model_choices.chosen_card({})
     first = first_model(card)
+    families = model_choices.families_for(card, first_preset=first.preset)
 
     return page_response(
         page,
@@ -121,7 +133,8 @@ def show(page: CurrentPage) -> Response:
         found=gpu.list_gpus(),
         card=card,
         card_groups=model_choices.card_groups(),
-        families=model_choices.families_for(card, first_preset=first.preset),
+        families=families,
+        larger=model_choices.smallest_larger(families, card),
         first=first,
         chosen="",
         error="",
@@ -151,7 +164,7 @@ def create(page: CurrentPage, form: PostedForm) -> Response:
 @routes.post("/p/{project}/rename")
 def rename(page: CurrentPage, form: PostedForm) -> Response:
     """Change the title of a project."""
-    title = projects.clean_title(form["title"])
+    title = project_names.clean_title(form["title"])
     projects.update(page.current_project, title=title)
     return reply(f"Renamed to {title}")
 
@@ -178,8 +191,8 @@ async def import_archive(page: CurrentPage, name: str, request: Request) -> Resp
     trainer becomes a new project that shows what it means here.
     """
     with temporary_upload(page.root, name) as path:
-        if path.suffix.lower() in setup_page.CONFIG_SUFFIXES:
-            await receive(request, path, setup_page.MAX_CONFIG_BYTES)
+        if path.suffix.lower() in whole_settings.CONFIG_SUFFIXES:
+            await receive(request, path, whole_settings.MAX_CONFIG_BYTES)
             return _project_of_config(page, path)
 
         await receive(request, path)
@@ -199,8 +212,8 @@ async def import_archive(page: CurrentPage, name: str, request: Request) -> Resp
 
 def _project_of_config(page: PageContext, path: Path) -> Response:
     """Create a project for another trainer's config, and go to its Setup."""
-    project = projects.create(page.root, path.stem[: projects.MAX_TITLE_LENGTH])
-    setup_page.take_config(project, path)
+    project = projects.create(page.root, path.stem[: project_names.MAX_TITLE_LENGTH])
+    whole_settings.take_config(project, path)
     return reply(redirect=f"/p/{quote(project.name)}/setup")
 
 
@@ -247,10 +260,12 @@ def models(
         error = str(problem)
 
     first = first_model(current)
+    families = model_choices.families_for(current, first_preset=first.preset)
     return fragment(
         render(
             "models_new",
-            families=model_choices.families_for(current, first_preset=first.preset),
+            families=families,
+            larger=model_choices.smallest_larger(families, current),
             card=current,
             chosen=preset,
             error=error,

@@ -4,7 +4,6 @@ import re
 import time
 import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import lru_cache
 from itertools import count
 from pathlib import Path
 from threading import RLock
@@ -14,12 +13,13 @@ from fastapi import APIRouter, Response
 from filelock import FileLock, Timeout
 
 from videotune.errors import VideotuneError
-from videotune.files import life, write_json
+from videotune.files import write_json
 from videotune.queue import entries as queued
 from videotune.queue import jobs
 from videotune.queue.entries import QueueEntry
 from videotune.queue.jobs import QueuedJob
 from videotune.queue.sweep import combinations
+from videotune.runs.run_life import life
 from videotune.studio import gpu, header, projects, run_cards
 from videotune.studio.form import set_key
 from videotune.studio.header import QUEUE_FOLDER
@@ -27,7 +27,7 @@ from videotune.studio.licences import refuse_open_licence
 from videotune.studio.projects import Project, inside
 from videotune.studio.records import SweepRecord, read_record
 from videotune.studio.start_questions import ask_before_start
-from videotune.studio.status import process_progress, read_live
+from videotune.studio.status import best_validation_loss, process_progress, read_live
 from videotune.studio.web import (
     CurrentPage,
     PageContext,
@@ -414,20 +414,6 @@ def _read_sweeps(
         except VideotuneError as error:
             damaged_sweeps[path] = str(error)
     return sweeps, damaged_sweeps
-
-
-def best_validation_loss(run: Path) -> float | None:
-    """Return the lowest validation loss after step 0, relative to the base model's."""
-    journal = run / "journal.jsonl"
-    if not journal.is_file():
-        return None
-    return _best_validation_loss(run, journal.stat().st_size)
-
-
-@lru_cache(maxsize=1024)
-def _best_validation_loss(run: Path, journal_size: int) -> float | None:
-    curve = read_live(run).held_out_losses
-    return min((loss for step, loss in curve if step), default=None)
 
 
 REGIONS: Regions = {"board": board}

@@ -7,7 +7,7 @@ meets a value that it does not expect.
 
 import math
 from pathlib import Path
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, Literal, NotRequired
 
 from annotated_types import Interval, Len
 from typing_extensions import TypedDict
@@ -141,6 +141,35 @@ class CaptionChange(TypedDict):
     before: str
     after: str
     undoes: NotRequired[str]
+    """The batch that this action undoes."""
+
+    redoes: NotRequired[str]
+    """The batch that this action does again."""
+
+    time: NotRequired[Moment]
+
+
+class ClipMove(TypedDict):
+    """A line of ``history.jsonl``: clips that were moved, or removed to the bin."""
+
+    batch: str
+
+    kind: Literal["clip", "scene"]
+
+    names: list[str]
+    """The clips, as the page names them."""
+
+    files: list[PathText]
+    """Their files before the move, relative to the project."""
+
+    targets: list[PathText]
+    """The same files after it; empty if they are in the bin."""
+
+    item: str
+    """The item of the bin; empty if they are not in it."""
+
+    undoes: NotRequired[str]
+    redoes: NotRequired[str]
     time: NotRequired[Moment]
 
 

@@ -109,6 +109,17 @@ def files_to_take(
     return sorted(chosen, key=lambda file: FORMAT_ORDER.index(file.format))
 
 
+def comfyui_files(
+    files: Sequence[ExportedFile],
+) -> dict[int | None, list[ExportedFile]]:
+    """Return a run's own files for ComfyUI by the step of their weights."""
+    files_by_step: dict[int | None, list[ExportedFile]] = {}
+    for file in files:
+        if file.format == "comfyui" and not file.branch:
+            files_by_step.setdefault(file.step, []).append(file)
+    return files_by_step
+
+
 def use_of_file(
     run: Run, files: Sequence[ExportedFile], file: ExportedFile
 ) -> dict[str, Any]:
@@ -212,3 +223,18 @@ def _free_target(source: Path, folder: Path, stem: str) -> Path:
     raise VideotuneError(
         f"{folder} has too many copies of {source.name}: remove some of them"
     )
+
+
+def step_to_take(
+    recommended: int | None,
+    saves: Sequence[tuple[int, Path]],
+    files: Sequence[ExportedFile],
+) -> int | None:
+    """Return the step whose files the page offers first: the recommended one, else the
+    newest checkpoint, else the newest file.
+    """
+    if recommended is not None:
+        return recommended
+    steps = [step for step, _ in saves]
+    steps += [] if steps else [file.step for file in files if file.step is not None]
+    return max(steps, default=None)

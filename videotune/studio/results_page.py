@@ -3,7 +3,6 @@ publishing.
 """
 
 import time
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,31 +23,30 @@ from videotune.studio import (
     header,
     model_choices,
     queue_page,
+    run_states,
     stages,
     train_page,
     trash,
 )
-from videotune.studio.downloads import download_name
-from videotune.studio.projects import Project, inside, texts
+from videotune.studio.downloads import COMPARISON, download_name
+from videotune.studio.projects import Project, find_project, inside, texts
 from videotune.studio.queue_page import run_folder
 from videotune.studio.records import Try, read_record
 from videotune.studio.result_files import (
-    ExportedFile,
+    comfyui_files,
     comfyui_loras,
     copy_to_comfyui,
     exported_files,
     files_to_take,
+    step_to_take,
     use_of_file,
 )
+from videotune.studio.run_states import selected_run
 from videotune.studio.settings import change_settings, read_settings
 from videotune.studio.shown_samples import sample_groups
 from videotune.studio.sound_settings import prompt_files
 from videotune.studio.status import read_live
-from videotune.studio.train_page import (
-    checkpoint,
-    refuse_running,
-    selected_run,
-)
+from videotune.studio.train_page import checkpoint, refuse_running
 from videotune.studio.web import (
     UNEXPECTED,
     CurrentPage,
@@ -110,21 +108,6 @@ def result(page: PageContext) -> str:
     )
 
 
-def step_to_take(
-    recommended: int | None,
-    saves: Sequence[tuple[int, Path]],
-    files: Sequence[ExportedFile],
-) -> int | None:
-    """Return the step whose files the page offers first: the recommended one, else the
-    newest checkpoint, else the newest file.
-    """
-    if recommended is not None:
-        return recommended
-    steps = [step for step, _ in saves]
-    steps += [] if steps else [file.step for file in files if file.step is not None]
-    return max(steps, default=None)
-
-
 def _comfyui_folder(page: PageContext) -> tuple[Path | None, str]:
     """Return ComfyUI's folder of LoRA files, and what is wrong with the setting."""
     try:
@@ -168,6 +151,8 @@ def summary(page: PageContext) -> str:
         describe_sound=describe_sound,
         there=[name for name in RUN_FILES if (run.folder / name).is_file()],
         files=files,
+        comfyui_files=comfyui_files(files),
+        exporting_steps=_exporting_steps(page, run_data["name"]),
         has_login=get_token() is not None,
         download_name=partial(download_name, page.current_project),
         use=use(run),
@@ -175,6 +160,17 @@ def summary(page: PageContext) -> str:
         losses=losses,
         sample_groups=sample_groups(home, run, step, saved_steps),
     )
+
+
+def _exporting_steps(page: PageContext, run_name: str) -> set[int]:
+    """Return the steps whose files are being written, or wait for their turn."""
+    steps = set()
+    for entry in queue_page.shown_entries(page.root, page.current_project, run_name):
+        is_active = entry.state in ("waiting", "running")
+        if entry.kind == "export" and is_active and "--step" in entry.arguments:
+            position = entry.arguments.index("--step")
+            steps.add(int(entry.arguments[position + 1]))
+    return steps
 
 
 def _output_jobs(page: PageContext, run_name: str) -> dict[str, jobs.QueuedJob | None]:
@@ -283,7 +279,10 @@ REGIONS: Regions = {
 def show(page: CurrentPage) -> Response:
     """Show the page."""
     name = selected_run(page)
-    data: dict[str, Any] = {"run": name, "runs": train_page.run_names(page)}
+    data: dict[str, Any] = {
+        "run": name,
+        "runs": run_states.run_names(page.current_project, page.root),
+    }
     data |= train_page.comparable_runs(page)
     if name:
         data |= _dialog_data(page)
@@ -329,15 +328,29 @@ def files_taken(run: Run) -> dict[str, str]:
 
 
 @routes.get("/p/{project}/compare")
-def compare(page: CurrentPage, run: Annotated[list[str], Query()]) -> Response:
+def compare(
+    page: CurrentPage,
+    run: Annotated[list[str], Query()],
+    beside: str = "",
+) -> Response:
     """Write a page that compares runs, their settings and validation losses, and show
     it.
+
+    Args:
+        page: the page.
+        run: runs of the project.
+        beside: another project, all of whose runs are compared too.
     """
     project = page.current_project
     folders = [run_folder(project, name) for name in run]
+    if beside:
+        other = find_project(page.root, beside)
+        names = train_page.runs_with(other, page.root, train_page.HAS_STEPS)
+        folders += [run_folder(other, name) for name in names]
+
     existing_folders = [folder for folder in folders if folder.is_dir()]
-    write_comparison(existing_folders, project.folder / "runs" / "comparison.html")
-    return RedirectResponse(f"/p/{project.name}/file/runs/comparison.html", 303)
+    write_comparison(existing_folders, project.folder / COMPARISON)
+    return RedirectResponse(f"/p/{project.name}/file/{COMPARISON}", 303)
 
 
 def draw(page: PageContext, run: Path, form: FormData) -> str:

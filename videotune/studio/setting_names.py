@@ -8,6 +8,22 @@ from videotune.studio.form import fields
 from videotune.studio.terms import in_studio_terms
 
 
+def with_value_words(text: str) -> str:
+    """Return a message in which the value of a setting is called as its list does:
+    "“Windows” is not “slide”".
+    """
+    word_by_value: dict[str, str] = {}
+    for field in fields():
+        for value, words in field.words.items():
+            if value:
+                word_by_value.setdefault(value, words)
+
+    def replace(match: re.Match[str]) -> str:
+        return f"“{word_by_value.get(match[1], match[1])}”"
+
+    return re.sub(r'"([\w.]+)"', replace, text)
+
+
 def in_page_words(text: str) -> str:
     """Return a message without options of a terminal and without keys of the config."""
     pattern, names = _names_of_keys()

@@ -1,26 +1,23 @@
 """The page Setup: a preset, the settings, and the plan that follows from them."""
 
-import os
 import re
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
 
-from videotune.config.load import checked_keys
-from videotune.config.nested_keys import flatten, merge, unflatten
-from videotune.config.resolve import parse
+from videotune.config.nested_keys import flatten
 from videotune.data.remarks import with_codes
 from videotune.errors import VideotuneError
 from videotune.files import write_json
 from videotune.presets.shipped import preset_named, preset_reasons
-from videotune.reporter.curves import COLOURS
 from videotune.reporter.read import mapping, number
+from videotune.reporter.times_seen import COLOURS
 from videotune.studio import (
+    clip_row,
     clip_words,
     clips,
     gpu,
@@ -30,7 +27,7 @@ from videotune.studio import (
     projects,
     queue_page,
     run_cards,
-    train_page,
+    run_states,
     trash,
 )
 from videotune.studio.base_model_problem import (
@@ -38,22 +35,20 @@ from videotune.studio.base_model_problem import (
     problem_of,
     problem_of_run,
 )
+from videotune.studio.far_values import unusual_values
 from videotune.studio.first_model import first_model
 from videotune.studio.form import (
     PATH_KEYS,
-    as_config,
-    clip_keys_of,
     condition_rows,
     fields,
     format_value,
     inactive_reasons,
     inherited_values,
     parse_value,
-    preset_keys,
     replaced_lengths,
     set_key,
-    unusual_values,
 )
+from videotune.studio.frame_sizes import trained_sizes, turned_resolution
 from videotune.studio.kept_values import (
     confirm_values,
     kept_values,
@@ -62,15 +57,15 @@ from videotune.studio.kept_values import (
 )
 from videotune.studio.licences import accept_licence, open_licence
 from videotune.studio.memory_bar import memory_parts
-from videotune.studio.model_choices import presets
+from videotune.studio.preview_outlook import count_captions
 from videotune.studio.project_plan import plan_answer, plan_file, plan_question
 from videotune.studio.projects import (
-    MANAGED_KEYS,
     Project,
     draft,
     inside,
 )
 from videotune.studio.records import OwnPreset, read_record
+from videotune.studio.setting_values import describe_values
 from videotune.studio.sound_settings import base_model_of, prompt_files, shown_fields
 from videotune.studio.start_questions import ask_before_start
 from videotune.studio.this_computer import (
@@ -89,19 +84,24 @@ from videotune.studio.web import (
     render,
     reply,
 )
+from videotune.studio.whole_settings import (
+    MAX_CONFIG_BYTES,
+    apply_imported,
+    apply_settings,
+    foreign_folder,
+    import_region,
+    studio_file,
+    take_config,
+)
 from videotune.text import disk_size, time_span
 
 routes = APIRouter()
 
+UNFOLDED_NOTES = ("caption_reading", "frame_count")
+"""Codes of the plan's notes that stand open on the page; the others are folded."""
+
 PRESETS_FOLDER = "presets"
 """Folder of the user's presets: each a file with ``preset`` and ``keys``."""
-
-CONFIG_SUFFIXES = (".json", ".yaml", ".yml", ".toml", ".txt", ".sh")
-"""Endings of configs and command lines of trainers."""
-
-MAX_CONFIG_BYTES = 20_000_000
-"""Size limit of an uploaded config."""
-
 
 PRESET_REMEDY = "fix it, or remove it"
 
@@ -134,7 +134,7 @@ def plan(page: PageContext) -> str:
         answer=answer,
         plan=current_plan,
         unusable=[
-            row | {"uncaptioned": clips.needs_caption(row)}
+            row | {"uncaptioned": clip_row.needs_caption(row)}
             for row in _unusable_clips(project)
         ],
         runs_anywhere=model_choices.runs_anywhere(project.preset),
@@ -144,23 +144,26 @@ def plan(page: PageContext) -> str:
         verdict=plan_verdict(project, current_plan),
         remedies=remedies,
         notes=notes,
+        unfolded_notes=UNFOLDED_NOTES,
+        busy=bool(header.running_work(page.root)),
         licence=open_licence(answer),
         remedy_of=clip_words.remedy_of,
         memory_parts=memory_parts,
         colours=COLOURS,
+        turned=turned_resolution(answer),
     )
 
 
-def _unusable_clips(project: Project) -> list[clips.ClipRow]:
+def _unusable_clips(project: Project) -> list[clip_row.ClipRow]:
     """Return the clips that a training would stop at, as far as a check has seen them."""
     if project.facts.get("allow_skips"):
         return []
     skips_captions = draft(project).get("missing_caption") not in (None, "error")
     rows = clips.table(project).rows.values()
-    unusable = [row for row in rows if clips.state_of(row) == "unusable"]
+    unusable = [row for row in rows if clip_row.state_of(row) == "unusable"]
     if skips_captions:
         return unusable
-    return unusable + [row for row in rows if clips.needs_caption(row)]
+    return unusable + [row for row in rows if clip_row.needs_caption(row)]
 
 
 def _settings_in(text: str) -> list[tuple[str, str]]:
@@ -191,11 +194,15 @@ def settings(page: PageContext) -> str:
             **replaced_lengths(own, inherited),
         },
         unusual=notes,
+        turned=turned_resolution(plan_answer(page)),
+        clip_count=count_captions(project),
+        trained_sizes=trained_sizes(plan_answer(page)),
         problem=problem,
         reasons=preset_reasons(project.preset) if project.preset else {},
         card=model_choices.chosen_card(project.facts),
         fields=shown_fields(own, base_model_of(own, inherited)),
         shown=format_value,
+        describe_values=describe_values,
         path_keys=PATH_KEYS,
         takes=takes,
         prompt_files=prompt_files(takes, {**inherited, **own}.get("generate")),
@@ -212,10 +219,10 @@ def _base_model_problem(page: PageContext, model: str) -> BaseModelProblem | Non
     answer = plan_answer(page)
     if answer.get("current") and answer.get("code"):
         return problem_of(str(answer.get("words", "")), model)
-    names = train_page.run_names(page)
+    names = run_states.run_names(page.current_project, page.root)
     if not names:
         return None
-    return problem_of_run(*train_page.run_state(page, names[0]), model)
+    return problem_of_run(*run_states.run_state(page, names[0]), model)
 
 
 def _costs(page: PageContext) -> str:
@@ -272,49 +279,23 @@ def gallery(page: PageContext) -> str:
     rows = clips.table(project).rows.values()
     lengths = [row["source_seconds"] for row in rows if row["source_seconds"]]
     first = first_model(card, lengths)
-    hours = plan_server.read_answer(_studio_file(project, "hours"))
+    families = model_choices.families_for(card, project.preset, first.preset)
+    hours = plan_server.read_answer(studio_file(project, "hours"))
     return render(
         "setup_presets",
         project=project,
         own=own_presets,
         damaged=damaged_presets,
-        families=model_choices.families_for(card, project.preset, first.preset),
+        families=families,
+        larger=model_choices.smallest_larger(families, card),
         first=first,
         card=card,
         card_groups=model_choices.card_groups(),
         found=gpu.list_gpus(),
         hours=hours if hours.get("card") == card.name else {},
-        is_computing=plan_server.is_computing(_studio_file(project, "hours")),
+        is_computing=plan_server.is_computing(studio_file(project, "hours")),
         unusable=_unusable_clips(project),
     )
-
-
-def import_region(page: PageContext) -> str:
-    """Render what another trainer's config becomes, before it is applied."""
-    project = page.current_project
-    files = sorted(_foreign_folder(project).glob("*"))
-    if not files:
-        return ""
-
-    question = {
-        "what": "import",
-        "files": [str(path) for path in files],
-        "seen": [path.stat().st_mtime for path in files],
-        "within": str(page.root) if page.path_rule.is_restricted else None,
-    }
-    answer = plan_server.request_answer(_studio_file(project, "imported"), question)
-    return render(
-        "setup_import", project=project, files=files, answer=answer, shown=format_value
-    )
-
-
-def _studio_file(project: Project, name: str) -> Path:
-    return project.folder / ".studio" / f"{name}.json"
-
-
-def _foreign_folder(project: Project) -> Path:
-    """Return the folder of the uploaded config of another trainer."""
-    return project.folder / ".studio" / "theirs"
 
 
 REGIONS: Regions = {
@@ -456,37 +437,12 @@ def own_preset(act: str, page: CurrentPage, form: PostedForm) -> Response:
         raise VideotuneError(f"there is no preset {path.stem}: reload the page")
     if act == "use":
         preset = read_record(path, OwnPreset, PRESET_REMEDY)
-        _apply_settings(page, preset["preset"], preset["keys"])
+        apply_settings(page, preset["preset"], preset["keys"])
         return reply("Preset applied")
 
     with projects.lock_of(page.root):
         trash.move_to_trash(page.root, "preset", path.stem, [path])
     return reply("Preset moved to the bin")
-
-
-def _apply_settings(page: PageContext, preset: str, keys: Mapping[str, Any]) -> None:
-    """Replace the settings of a project.
-
-    Raises:
-        VideotuneError: if one of them is invalid, or a path that the user may not name.
-    """
-    project = page.current_project
-    allowed_keys = {
-        key: value
-        for key, value in flatten(keys).items()
-        if key.partition(".")[0] not in MANAGED_KEYS
-    }
-    nested_keys = unflatten(allowed_keys)
-    clip_keys = clip_keys_of(nested_keys.pop("datasets", None))
-    if clip_keys:
-        nested_keys["datasets"] = clip_keys
-    nested_keys = checked_keys(nested_keys, "the settings")
-    parse(merge(preset_keys(preset), as_config(nested_keys)))
-    page.path_rule.check_config(nested_keys)
-
-    with projects.lock_of(project.folder):
-        projects.save_draft(project, nested_keys)
-        projects.update(project, preset=preset or None, earlier_values=None)
 
 
 @routes.post("/p/{project}/setup/import")
@@ -496,13 +452,6 @@ async def receive_config(page: CurrentPage, name: str, request: Request) -> Resp
         await receive(request, path, MAX_CONFIG_BYTES)
         take_config(page.current_project, path)
     return reply()
-
-
-def take_config(project: Project, path: Path) -> None:
-    """Move a config of another trainer to where the page Setup shows what it becomes."""
-    folder = _foreign_folder(project)
-    folder.mkdir(parents=True, exist_ok=True)
-    os.replace(path, folder / path.name)
 
 
 @routes.post("/p/{project}/setup/{act}")
@@ -522,14 +471,14 @@ def change(act: str, page: CurrentPage, form: PostedForm) -> Response:
         return reply(f"{run} is queued", redirect=address)
 
     if act == "apply":
-        _apply_imported(page)
-        shutil.rmtree(_foreign_folder(project), ignore_errors=True)
+        apply_imported(page)
+        shutil.rmtree(foreign_folder(project), ignore_errors=True)
     elif act == "forget":
-        shutil.rmtree(_foreign_folder(project), ignore_errors=True)
+        shutil.rmtree(foreign_folder(project), ignore_errors=True)
     elif act == "hours":
         _request_hours(project)
     elif act == "stop-hours":
-        plan_server.stop(_studio_file(project, "hours"))
+        plan_server.stop(studio_file(project, "hours"))
     elif act == "keep-values":
         confirm_values(project)
     elif act == "usual-values":
@@ -542,21 +491,6 @@ def change(act: str, page: CurrentPage, form: PostedForm) -> Response:
     else:
         raise VideotuneError(f"the page Setup has no action {act[:40]}")
     return _with_version(reply(), project)
-
-
-def _apply_imported(page: PageContext) -> None:
-    """Apply the imported config, with a preset of its base model if there is one."""
-    project = page.current_project
-    answer = plan_server.read_answer(_studio_file(project, "imported"))
-    config = answer.get("config")
-    if config is None:
-        raise VideotuneError("there is no imported config: drop its file on the page")
-    base_model = str(config.get("base_model_name"))
-    preset = project.preset
-    if not preset or presets()[preset_named(preset)]["base"] != base_model:
-        card = model_choices.chosen_card(project.facts)
-        preset = model_choices.preset_of_model(base_model, card) or preset
-    _apply_settings(page, preset, config)
 
 
 def _request_hours(project: Project) -> None:
@@ -573,4 +507,4 @@ def _request_hours(project: Project) -> None:
         card_name=card.name,
         longest=HOURS_TIMEOUT,
     )
-    plan_server.request_answer(_studio_file(project, "hours"), question)
+    plan_server.request_answer(studio_file(project, "hours"), question)

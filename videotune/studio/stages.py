@@ -13,19 +13,14 @@ from videotune.queue.entries import QueueEntry
 from videotune.queue.jobs import QueuedJob
 from videotune.reporter.outcome import FINISHED_STATES
 from videotune.reporter.read import Run, mapping
-from videotune.studio import (
-    clips,
-    gpu,
-    projects,
-    train_page,
-)
-from videotune.studio.clips import ClipRow
+from videotune.studio import clip_row, clip_words, clips, gpu, projects, run_states
+from videotune.studio.clip_row import ClipRow
 from videotune.studio.form import inherited_values
 from videotune.studio.project_plan import plan_answer
 from videotune.studio.projects import Project
 from videotune.studio.run_settings import changed_settings
+from videotune.studio.run_states import BUSY_STATUSES
 from videotune.studio.status import process_progress
-from videotune.studio.train_page import BUSY_STATUSES
 from videotune.studio.verdict import plan_verdict
 from videotune.studio.web import PageContext, Regions, render
 from videotune.text import counted, duration, plain
@@ -36,7 +31,7 @@ Busy: the studio or a run works on it.
 """
 
 StateOfRun = tuple[Run, QueueEntry | None, QueuedJob | None, str]
-"""What ``train_page.run_state`` returns."""
+"""What ``run_states.run_state`` returns."""
 
 CHANGE_TOLERANCE = 1.0
 """Seconds by which a change of the settings must be later than the end of a run."""
@@ -110,25 +105,36 @@ def _clips_stage(project: Project, rows: list[ClipRow]) -> Stage:
         )
 
     text = counted(len(rows), "clip") if rows else counted(len(sources), "dataset")
-    unusable = [row for row in rows if clips.state_of(row) == "unusable"]
+    unusable = [row for row in rows if clip_row.state_of(row) == "unusable"]
     if unusable and not project.facts.get("allow_skips"):
         text += f", {len(unusable)} cannot be used"
-        action = f"Mend or leave out {counted(len(unusable), 'clip')}"
+        verb = _verb_for(unusable)
+        action = f"{verb} {counted(len(unusable), 'clip')}"
         return Stage(
             "clips", "blocked", text, "data", action, clips="unusable", part="tiles"
         )
     return Stage("clips", "done", text, "data")
 
 
+def _verb_for(unusable: list[ClipRow]) -> str:
+    """Return what the buttons of the clips' cards do: "Remove", or "Mend or remove"."""
+    actions = {action for row in unusable for action in clip_words.clip_actions(row)}
+    if actions <= {"bin"}:
+        return "Remove"
+    return "Mend or remove" if "bin" in actions else "Mend"
+
+
 def _captions_stage(project: Project, rows: list[ClipRow]) -> Stage:
     own_rows = [row for row in rows if row["part"]]
-    missing = [row for row in own_rows if clips.needs_caption(row)]
+    missing = [row for row in own_rows if clip_row.needs_caption(row)]
     if not rows and not project.facts.get("sources"):
         return Stage("captions", "open", "after the clips", "data")
     if not own_rows:
         return Stage("captions", "done", "come with the datasets", "data")
     if not missing:
-        return Stage("captions", "done", "each clip has one", "data")
+        has_all = all(row["caption"] for row in own_rows)
+        text = "each clip has one" if has_all else "each usable clip has one"
+        return Stage("captions", "done", text, "data")
 
     text = f"{len(missing)} of {len(own_rows)} missing"
     if projects.draft(project).get("missing_caption") == "skip":
@@ -156,7 +162,7 @@ def _model_stage(project: Project) -> Stage:
 
 def _run_stages(page: PageContext) -> Iterator[Stage]:
     """Yield the stages of the plan, of the newest run, and of its result."""
-    names = train_page.run_names(page)
+    names = run_states.run_names(page.current_project, page.root)
     plan = _plan_stage(page)
     if not names:
         yield plan
@@ -164,7 +170,7 @@ def _run_stages(page: PageContext) -> Iterator[Stage]:
         yield Stage("result", "open", "after the run", "results")
         return
 
-    state = train_page.run_state(page, names[0])
+    state = run_states.run_state(page, names[0])
     if has_changed_since(page.current_project, state):
         yield plan
         text = f"settings changed since {names[0]}"

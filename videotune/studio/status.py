@@ -14,10 +14,10 @@ from threading import Lock
 from typing import Any
 
 from videotune.errors import VideotuneError
-from videotune.files import life
 from videotune.queue.jobs import QueuedJob
 from videotune.reporter.progress import RunProgress, progress
 from videotune.reporter.read import FILES, Run
+from videotune.runs.run_life import life
 from videotune.runs.schemas import parse_line, read_record
 from videotune.runs.step_sums import Curve, Steps, regularization
 
@@ -205,3 +205,17 @@ def process_progress(run: Run, job: QueuedJob | None) -> RunProgress:
         throughput=None,
         loss=None,
     )
+
+
+def best_validation_loss(run: Path) -> float | None:
+    """Return the lowest validation loss after step 0, relative to the base model's."""
+    journal = run / "journal.jsonl"
+    if not journal.is_file():
+        return None
+    return _best_validation_loss(run, journal.stat().st_size)
+
+
+@lru_cache(maxsize=1024)
+def _best_validation_loss(run: Path, journal_size: int) -> float | None:
+    curve = read_live(run).held_out_losses
+    return min((loss for step, loss in curve if step), default=None)

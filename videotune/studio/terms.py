@@ -20,6 +20,13 @@ _RULES = (
         "no model is chosen. Choose one on the page Setup.",
     ),
     (
+        r"(\d+) source videos?, (\d+) are needed( \([^)]*\))?\. Add clips, or put "
+        r"(\S+ or more) into a folder of their own: --held-out FOLDER",
+        r"from \2 videos on, some are kept aside by themselves; you have \1\3. "
+        r"Until then choose “Keep aside” for \4",
+    ),
+    (r" ?\(--held-out FOLDER\)", ""),
+    (
         r"put (some|\S+ or more) into a dataset of kind validation",
         r"choose “Keep aside” for \1",
     ),

@@ -9,19 +9,19 @@ from fastapi import APIRouter, HTTPException, Response
 from fastapi.responses import FileResponse, PlainTextResponse
 
 from videotune.errors import VideotuneError
-from videotune.files import life, write_json
+from videotune.files import write_json
 from videotune.queue import entries as queued
 from videotune.queue import jobs
-from videotune.queue.entries import QueueEntry
 from videotune.queue.jobs import QueuedJob
 from videotune.reporter.build import warnings
 from videotune.reporter.curves import exposure
 from videotune.reporter.kept import kept_figures
-from videotune.reporter.outcome import describe_state, grounds, recommended_checkpoint
+from videotune.reporter.outcome import grounds, recommended_checkpoint
 from videotune.reporter.previews import sample_rows
 from videotune.reporter.progress import progress
 from videotune.reporter.read import Run, mapping
 from videotune.runs.rank_figures import find_stragglers, ranks_in
+from videotune.runs.run_life import life
 from videotune.sampling.picture_faults import describe_faults, describe_sound
 from videotune.studio import (
     gpu,
@@ -38,8 +38,15 @@ from videotune.studio.further_steps import refuse_no_steps
 from videotune.studio.preview_clips import nearest
 from videotune.studio.preview_outlook import preview_outlook
 from videotune.studio.projects import Project, inside
-from videotune.studio.queue_page import RUN_NAME, run_folder, run_job, training_entry
+from videotune.studio.queue_page import run_folder, run_job, training_entry
 from videotune.studio.run_settings import changed_settings
+from videotune.studio.run_states import (
+    BUSY_STATUSES,
+    entries_ahead,
+    run_names,
+    run_state,
+    selected_run,
+)
 from videotune.studio.start_questions import ask_before_start
 from videotune.studio.status import (
     checkpoints,
@@ -62,116 +69,9 @@ from videotune.studio.web import (
 
 routes = APIRouter()
 
-RUNNING_STATES = ("running", "paused")
-BUSY_STATUSES = ("queued", "running", "paused", "suspended", "stopping", "ending")
 
 MAX_LOG_LINES = 400
 """Lines of a log that the page shows."""
-
-
-def run_names(page: PageContext) -> list[str]:
-    """Return the project's runs, newest first, also those that have written nothing
-    yet.
-    """
-    project = page.current_project
-    started_at = {}
-    for path in (project.folder / "runs").glob("*/config.json"):
-        folder = path.parent
-        if RUN_NAME.fullmatch(folder.name):
-            started_at[folder.name] = folder.stat().st_ctime
-
-    for entry in queue_page.shown_entries(page.root, project):
-        if entry.kind == "train":
-            started_at[entry.run.name] = entry.added
-    return sorted(started_at, key=lambda name: -started_at[name])
-
-
-def selected_run(page: PageContext) -> str:
-    """Return the run that the address names, or the newest; empty if there is none."""
-    names = run_names(page)
-    if page.query.get("run") in names:
-        return page.query["run"]
-    return names[0] if names else ""
-
-
-def run_status(run: Run, entry: QueueEntry | None, job: QueuedJob | None) -> str:
-    """Return the status of a run, as a code of texts.json.
-
-    A run without a process is never reported as running.
-    """
-    if entry is not None and entry.state == "waiting":
-        return "queued"
-    if entry is not None and entry.refused:
-        return "failed"
-
-    ended = run.last("end")["time"] or 0
-    state = job.state if job is not None else "stopped"
-    started = job.started if job is not None else 0
-    if state in RUNNING_STATES or mapping(run.life)["alive"]:
-        return _running_status(run, entry, state, started)
-    if not run.journal or (state == "failed" and started > ended):
-        return "failed" if state == "done" else state
-
-    status = describe_state(run, progress(run).is_complete)[0]
-    if status == "no end" or (state == "dead" and not ended):
-        return "dead"
-    return status
-
-
-def _running_status(
-    run: Run, entry: QueueEntry | None, state: str, started: float
-) -> str:
-    """Return the status of a run that has a process."""
-    heartbeat = mapping(run.life)
-    ended = run.last("end")["time"] or 0
-    if state == "paused":
-        return "suspended"
-    if ended > max(started, heartbeat["started"] or 0):
-        return "ending"
-    if entry is not None and entry.is_held:
-        return "stopping"
-    if heartbeat["alive"] and heartbeat["state"] == "paused":
-        return "paused"
-    return "running"
-
-
-def entries_ahead(root: Path, entry: QueueEntry) -> list[str]:
-    """Describe the running entries, or if none runs, the ones that run before this one."""
-    entries = queued.entries(queue_page.queue_folder(root))
-    # The entry may have left the queue meanwhile; then nothing is ahead of it.
-    names = [queue_entry.name for queue_entry in entries]
-    position = names.index(entry.name) if entry.name in names else 0
-    earlier = entries[:position]
-
-    blocking = [
-        queue_entry for queue_entry in entries if queue_entry.state in RUNNING_STATES
-    ]
-    if not blocking:
-        blocking = [
-            queue_entry for queue_entry in earlier if queue_entry.state == "waiting"
-        ]
-
-    title_by_name = {
-        project.name: project.title for project in projects.list_projects(root)
-    }
-    descriptions = []
-    for queue_entry in blocking:
-        project_name = queue_entry.run.parent.parent.name
-        descriptions.append(
-            f"{queue_entry.run.name} of {title_by_name.get(project_name, '')}"
-        )
-    return descriptions
-
-
-def run_state(
-    page: PageContext, name: str
-) -> tuple[Run, QueueEntry | None, QueuedJob | None, str]:
-    """Return a run with its entry of the queue, its last process, and its status."""
-    project = page.current_project
-    run = read_live(run_folder(project, name))
-    entry = training_entry(page.root, project, name)
-    job = run_job(page.root, project, name)
-    return run, entry, job, run_status(run, entry, job)
 
 
 def run_context(page: PageContext) -> dict[str, Any]:
@@ -269,7 +169,10 @@ def _validation_grounds(run: Run) -> Any:
 
 def runs_part(page: PageContext) -> str:
     """Render the list of runs."""
-    rows = [(name, *run_state(page, name)) for name in run_names(page)]
+    rows = [
+        (name, *run_state(page, name))
+        for name in run_names(page.current_project, page.root)
+    ]
     return render("train_runs", runs=rows, chosen=selected_run(page))
 
 
@@ -311,11 +214,14 @@ def previews_part(page: PageContext) -> str:
     )
 
 
-def runs_with(page: PageContext, *patterns: str) -> list[str]:
-    """Return the runs that have a file of one of these patterns, newest first."""
-    project = page.current_project
+HAS_STEPS = "journal.jsonl"
+"""A file of each run that has begun to train."""
+
+
+def runs_with(project: Project, root: Path, *patterns: str) -> list[str]:
+    """Return a project's runs that have a file of one of these patterns, newest first."""
     names = []
-    for name in run_names(page):
+    for name in run_names(project, root):
         folder = run_folder(project, name)
         if any(True for pattern in patterns for _ in folder.glob(pattern)):
             names.append(name)
@@ -323,12 +229,21 @@ def runs_with(page: PageContext, *patterns: str) -> list[str]:
 
 
 def comparable_runs(page: PageContext) -> dict[str, Any]:
-    """Return the runs that have something to stand beside that of another run."""
+    """Return the runs that have something to stand beside that of another run, and the
+    other projects that have any.
+    """
+    project = page.current_project
+    previews = ("samples/step-*", "branches/*/samples/step-*")
     return {
-        "runs_with_previews": runs_with(
-            page, "samples/step-*", "branches/*/samples/step-*"
-        ),
-        "runs_with_steps": runs_with(page, "journal.jsonl"),
+        "runs_with_previews": runs_with(project, page.root, *previews),
+        "runs_with_steps": runs_with(project, page.root, HAS_STEPS),
+        "projects_with_steps": [
+            other
+            for other in projects.list_projects(page.root)
+            if other.name != project.name
+            and not other.damage
+            and runs_with(other, page.root, HAS_STEPS)
+        ],
     }
 
 
@@ -379,7 +294,7 @@ def show(page: CurrentPage) -> Response:
         header.REGIONS | REGIONS,
         "Train",
         run=selected_run(page),
-        runs=run_names(page),
+        runs=run_names(page.current_project, page.root),
         gpu_choices=run_cards.choices(),
         **comparable_runs(page),
     )

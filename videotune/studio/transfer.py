@@ -34,14 +34,13 @@ from videotune.studio.paths import (
     refuse_imported_optimizer,
     refuse_object_stores,
 )
+from videotune.studio.project_names import MAX_TITLE_LENGTH, clean_title
 from videotune.studio.projects import (
     CLIPS,
     HELD_OUT,
     MANAGED_KEYS,
-    MAX_TITLE_LENGTH,
     PROJECT_FILE,
     Project,
-    clean_title,
     new_facts,
     new_folder,
     place,

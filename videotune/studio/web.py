@@ -19,13 +19,14 @@ from fastapi import Depends, HTTPException, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 from jinja2 import TemplateError
 from markupsafe import Markup
+from typing_extensions import TypedDict
 
 from videotune.errors import VideotuneError, printable
 from videotune.queue.jobs import describe_outcome, log_tail
 from videotune.reporter.build import environment, fill
 from videotune.studio.paths import PathRule
 from videotune.studio.projects import Project, find_project, texts
-from videotune.studio.setting_names import in_page_words
+from videotune.studio.setting_names import in_page_words, with_value_words
 from videotune.studio.terms import in_studio_terms
 from videotune.text import without_thousands_marks
 
@@ -166,6 +167,7 @@ TEMPLATES.globals |= {
 TEMPLATES.filters |= {
     "terms": in_studio_terms,
     "page_words": in_page_words,
+    "value_words": with_value_words,
     "q": lambda value: quote(str(value), safe=""),
     "iso": lambda seconds: isoformat(seconds),
 }
@@ -266,10 +268,19 @@ def page_response(
     return HTMLResponse(render(name, **shared, **data), status, headers=NOT_CACHED)
 
 
+class ToastAction(TypedDict):
+    """A button beside the message of an answer."""
+
+    words: str
+    post: str
+    values: dict[str, str]
+
+
 def reply(
     message: str = "",
     *,
     is_error: bool = False,
+    action: ToastAction | None = None,
     redirect: str = "",
     status: int = 204,
     **events: Any,
@@ -279,13 +290,20 @@ def reply(
     Args:
         message: line to show on the page.
         is_error: whether the line reports an error.
+        action: a button beside the line.
         redirect: address to go to.
         status: HTTP status.
         **events: events for the script of the page.
     """
     triggers: dict[str, Any] = {**events}
     if message:
-        triggers["toast"] = {"words": message[:MAX_TOAST_LETTERS], "bad": is_error}
+        toast: dict[str, Any] = {
+            "words": message[:MAX_TOAST_LETTERS],
+            "bad": is_error,
+        }
+        if action is not None:
+            toast["action"] = action
+        triggers["toast"] = toast
 
     headers = {}
     if triggers:

@@ -19,7 +19,8 @@ from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import VideotuneError
 from videotune.exporter.base_loras import merge_into_base
 from videotune.job.job import Job
-from videotune.latent_cache.batches import BatchSource, assemble
+from videotune.latent_cache.batch_source import BatchSource
+from videotune.latent_cache.batches import assemble
 from videotune.latent_cache.conditions import ConditionSample
 from videotune.latent_cache.encode import (
     encode_condition_sample,
@@ -108,8 +109,8 @@ def open_models(
         raise VideotuneError(
             f"base_model_name: no {spec.title} is given. Set a folder in diffusers layout or a Hub id."
         )
-    parts_of = config.base_parts or base.name
-    folder = place(parts_of, files=own_files(config, spec)).folder
+    model_of_parts = config.base_parts or base.name
+    folder = place(model_of_parts, files=own_files(config, spec)).folder
 
     device = local_device()
     dtype = dtype_name(config)
@@ -205,6 +206,7 @@ def make_source(
     library = job.library
     keys = CacheKeys.of(family, job.config.seed)
 
+    # A variant is one of the cached choices of crop and frames of a window.
     def encode(window: Window, variant: int) -> LatentDistribution:
         return encode_sample(
             family, keys, keys.frame_sample(window, variant), library.media

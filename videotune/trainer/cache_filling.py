@@ -11,6 +11,12 @@ from videotune.data.workers import Workers
 from videotune.distributed import DistributedContext
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.job.job import Job
+from videotune.latent_cache.cache_items import (
+    CacheItems,
+    items_by_entry,
+    missing_items,
+    shard_work,
+)
 from videotune.latent_cache.conditions import (
     SOUND,
     ConditionSample,
@@ -21,15 +27,7 @@ from videotune.latent_cache.conditions import (
     shown_on_channels,
     usual_conditions,
 )
-from videotune.latent_cache.encode import (
-    CacheItems,
-    ProgressFn,
-    cut_captions,
-    encode_missing,
-    items_by_entry,
-    missing_items,
-    shard_work,
-)
+from videotune.latent_cache.encode import ProgressFn, cut_captions, encode_missing
 from videotune.latent_cache.encoder_failures import TextEncoderFull
 from videotune.latent_cache.fitting import fits_of
 from videotune.latent_cache.keys import CacheKeys

@@ -37,7 +37,8 @@ class EmaWeights:
         self.values: dict[str, Tensor] = {}
         """The averages, float32, by the parameters' names."""
         for name, parameter in parameters.items():
-            self.values[name] = self._in_form_of_averages([parameter])[0].clone()
+            (first_average,) = self._in_form_of_averages([parameter])
+            self.values[name] = first_average.clone()
 
     def _in_form_of_averages(self, weights: Sequence[Tensor]) -> list[Tensor]:
         """Return weights of one device as averages are kept: float32, and on the host
@@ -46,21 +47,23 @@ class EmaWeights:
         if not self.host or weights[0].device.type == "cpu":
             return [weight.detach().float() for weight in weights]
 
-        flat = torch.cat(
-            [weight.detach().flatten().float() for weight in weights]
-        ).cpu()
-        parts = flat.split([weight.numel() for weight in weights])
-        return [
-            part.view_as(weight) for part, weight in zip(parts, weights, strict=True)
-        ]
+        flat_weights = [weight.detach().flatten().float() for weight in weights]
+        lengths = [weight.numel() for weight in weights]
+        on_host = torch.cat(flat_weights).cpu()
+        parts = on_host.split(lengths)
+        averages = []
+        for part, weight in zip(parts, weights, strict=True):
+            averages.append(part.view_as(weight))
+        return averages
 
     @torch.no_grad()
     def update(self, step: int, applied: Tensor | None = None) -> None:
         """Add the weights after ``step``.
 
-        If ``applied`` () is 0 the step was skipped, and nothing changes.
+        If the scalar ``applied`` is 0 the step was skipped, and nothing changes.
         """
-        share: float | Tensor = 1 - min(self.decay, (1 + step) / (10 + step))
+        ramp = (1 + step) / (10 + step)
+        share: float | Tensor = 1 - min(self.decay, ramp)
         if applied is not None:
             # The host needs the answer for averages that are on the host.
             is_elsewhere = any(
@@ -71,7 +74,8 @@ class EmaWeights:
         averages = iter(self.values.values())
         for weights in portions(list(self._parameters.values())):
             values = [next(averages) for _ in weights]
-            change = torch._foreach_sub(self._in_form_of_averages(weights), values)
+            current = self._in_form_of_averages(weights)
+            change = torch._foreach_sub(current, values)
             torch._foreach_mul_(change, share)
             torch._foreach_add_(values, change)
 
@@ -108,9 +112,11 @@ class EmaWeights:
 
         Raises ValueError that names a missing, superfluous or misshapen one.
         """
-        misfits = sorted(set(values) ^ set(self.values))
+        in_one_only = set(values) ^ set(self.values)
+        misfits = sorted(in_one_only)
         for name, value in self.values.items():
-            if name in values and values[name].shape != value.shape:
+            has_other_shape = name in values and values[name].shape != value.shape
+            if has_other_shape:
                 misfits.append(name)
         if misfits:
             raise ValueError(

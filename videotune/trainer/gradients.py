@@ -15,6 +15,17 @@ from videotune.trainer.step_context import StepContext, TrainableState
 from videotune.trainer.step_record import Clock
 
 
+def forget_gradients(trainable: TrainableState) -> None:
+    """Remove all gradients of a step that failed, also those that the passes so far have
+    left in the network and that have not been moved to what the optimizer updates.
+    """
+    trainable.optimizer.zero_grad(set_to_none=True)
+    if trainable.shards is not None:
+        trainable.shards.forget_gradients()
+    if trainable.masters is not None:
+        trainable.masters.forget_gradients()
+
+
 def sum_and_clip(
     trainable: TrainableState,
     context: StepContext,
@@ -24,7 +35,7 @@ def sum_and_clip(
     one_modality_only: bool,
 ) -> Tensor:
     """Sum gradients and ``values`` over processes, clip the gradient, and return its
-    norm () before clipping.
+    norm before clipping, a scalar.
 
     Args:
         trainable: whose gradients the passes have left.
@@ -37,25 +48,28 @@ def sum_and_clip(
     """
     shards = trainable.shards
     if shards is not None:
-        shards.take_gradients()
+        shards.take_gradients()  # FSDP has summed them: nothing is sent
         if one_modality_only:
             shards.drop_zero_gradients(context.dist.all_reduce)
-            _drop_zeros(trainable, shards)
+            _drop_zeros_of_replicated(trainable, shards)
     if trainable.masters is not None:
         trainable.masters.grads_to_masters()
 
     parameters = list(trainable.parameters.values())
     local_shards, replicated = _by_sharding(trainable)
     if context.dist.size > 1:
-        # What came since the backward pass counts as the optimizer's.
+        # The time since the backward pass is booked under "optimizer".
         clock.end_phase("optimizer")
+        # In a model with sound, a gradient may be missing in all processes, and must stay
+        # missing: the step learns video alone, or sound alone.
         reads_sound = context.family.spec.reads_sound
         context.dist.all_reduce_gradients(replicated, keep_missing=reads_sound)
+        # Of the processes that share a sample only one counts its loss.
         context.dist.sum_over_groups(values)
         clock.end_phase("waiting")
 
-    # No caption of the step has a new token. The optimizer updates the same tensors in
-    # every step.
+    # In textual inversion, no caption of the step may have the new token. The optimizer
+    # updates the same tensors in every step, so gradients of zeros are made.
     if all(parameter.grad is None for parameter in parameters):
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
@@ -69,9 +83,9 @@ def sum_and_clip(
 
 
 @torch.no_grad()
-def _drop_zeros(trainable: TrainableState, shards: Shards) -> None:
-    """Remove gradients of zeros of what every process has whole, as
-    ``Shards.drop_zero_gradients`` does for what is sharded.
+def _drop_zeros_of_replicated(trainable: TrainableState, shards: Shards) -> None:
+    """Remove the gradients that are zero, of parameters that every process has whole;
+    ``Shards.drop_zero_gradients`` does so for those that are sharded.
 
     An adapter's are removed only if all of the module's are zero: the first factor of a
     new LoRA has a gradient of zero although the module was used.
@@ -82,7 +96,7 @@ def _drop_zeros(trainable: TrainableState, shards: Shards) -> None:
     for name, parameter in own_parameters.items():
         if parameter.grad is None or name in shards.local_parameters:
             continue
-        is_adapter = not shards.layout
+        is_adapter = not shards.layout  # an adapter on a sharded base is never sharded
         module = _module_of(name) if is_adapter else name
         by_module.setdefault(module, []).append(parameter)
         gradients.setdefault(module, []).append(parameter.grad)
@@ -127,7 +141,7 @@ def _norm_of_shards(
     replicated: Sequence[nn.Parameter],
     device: torch.device,
 ) -> Tensor:
-    """Return the norm () of the whole gradient, of which other processes have rows.
+    """Return the norm of the whole gradient, a scalar, of which other processes have rows.
 
     Every process sums on the same device, also one without a row.
     """

@@ -11,7 +11,7 @@ import torch
 
 from videotune.config.graph_checks import cannot_capture
 from videotune.console import Bar, bar
-from videotune.diffusion.loss import BaseGuidance
+from videotune.diffusion.base_targets import BaseGuidance
 from videotune.errors import VideotuneError
 from videotune.latent_cache.read_ahead import stream
 from videotune.latent_cache.step_batch import StepBatch
@@ -124,14 +124,19 @@ def _train_to_the_end(trainer: Trainer, journal: DelayedJournal) -> str:
         stop_requested = stop_reason is not None
         must_flush = is_last or stop_requested or any(due)
         if must_flush or _needs_its_record(trainer, step):
-            journal.flush()  # it also counts skipped steps, which comes next
+            journal.flush()  # updates skipped_in_a_row, which the next line checks
             _refuse_skipped_steps(trainer)
         if not still_writing:
+            # If processes write a checkpoint together, all finish it after the same step.
             finish_pending_save(trainer)
 
         ran_more_than_saving = run_callbacks(
             trainer, step, due, stop_requested=stop_requested, is_last=is_last
         )
+        if stop_requested:
+            # Another process may have been asked to stop in a step for which this one has
+            # saved a backup, a kind of checkpoint that is removed in time. Keep it.
+            save(trainer, step)
         if stop_requested or is_last:
             finish_pending_save(trainer)
 
@@ -300,8 +305,8 @@ def train_steps(trainer: Trainer) -> Iterator[StepRecord]:
 
 @contextmanager
 def track_peak_memory(device: torch.device, peaks: dict[str, int]) -> Iterator[None]:
-    """Raise ``peaks`` to the bytes that the device holds at most within the block, by
-    torch's names.
+    """Update ``peaks``, by torch's names, with the most bytes that the device holds
+    within the block.
     """
     if not has_streams(device):
         yield
@@ -320,7 +325,8 @@ def step_context(trainer: Trainer) -> StepContext:
     return StepContext(
         family=trainer.family,
         objective=trainer.source.objective,
-        # The processes with which the run began, so that a resume keeps the same steps.
+        # ``job.processes`` counts the groups of processes with which the run began, each of
+        # which shares its samples. So a resume keeps the same steps.
         micro_batch_count=config.gradient_accumulation_steps * trainer.job.processes,
         max_grad_norm=config.max_grad_norm,
         network_seed=config.seed if config.lora.dropout else None,
@@ -341,6 +347,7 @@ def new_graph_cache(trainer: Trainer) -> CapturedPasses | None:
             none.
     """
     config = trainer.job.config
+    # None: graphs are used where they are possible.
     if config.cuda_graphs is False:
         return None
     device = trainer.device
@@ -356,8 +363,8 @@ def new_graph_cache(trainer: Trainer) -> CapturedPasses | None:
 
 
 def base_guidance(trainer: Trainer) -> BaseGuidance | None:
-    """Return the scale of ``distilled_guidance``, by which targets keep the guidance that
-    was distilled into the base model. None: targets are v of the data.
+    """Return the guidance that targets must keep because it was distilled into the base
+    model: its scale, and the empty caption. None: targets are v of the data.
     """
     scale = trainer.job.config.distilled_guidance
     if scale is None:

@@ -59,6 +59,11 @@ class MasterWeights:
                 master.grad = parameter.grad.float()
                 parameter.grad = None
 
+    def forget_gradients(self) -> None:
+        """Remove what the passes so far have left in the network's gradients."""
+        for parameter, _ in self._pairs:
+            parameter.grad = None
+
     @torch.no_grad()
     def masters_to_model(self) -> None:
         """Copy the masters to the network, rounded to nearest."""
@@ -184,7 +189,7 @@ class BackwardOptimizer:
     """Seed of stochastic rounding. None: updates are not rounded."""
     masters: MasterWeights | None = None
     norms: dict[str, Tensor] = field(default_factory=dict)
-    """The norm () of each gradient of the step before it was clipped, by name."""
+    """The norm of each gradient of the step, a scalar, before it was clipped, by name."""
     _loss_finite: Tensor | None = None
     _step: int = 0
     _updated: set[str] = field(default_factory=set)
@@ -224,11 +229,13 @@ class BackwardOptimizer:
         self._skipped = frozenset(self._updated)
 
     def expect_loss(self, loss: Tensor) -> None:
-        """Take the loss () whose backward pass comes next."""
+        """Take the loss whose backward pass comes next: if it is not finite, nothing is
+        updated.
+        """
         self._loss_finite = torch.isfinite(loss.detach())
 
     def norm(self) -> Tensor:
-        """Return the norm () of the whole gradient: 0 if nothing had one, because no
+        """Return the norm of the whole gradient, a scalar: 0 if nothing had one, because no
         caption of the step has a new token.
         """
         if not self.norms:

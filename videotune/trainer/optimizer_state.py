@@ -66,16 +66,19 @@ def optimizer_state(optimizer: AnyOptimizer, names: Parameters) -> dict[str, Ten
     is_of_class = isinstance(optimizer, ClassOptimizers)
     flat: dict[str, Tensor] = {}
     for name, parameter in names.items():
-        for key, value in states.get(id(parameter), {}).items():
+        state_of_parameter = states.get(id(parameter), {})
+        for key, value in state_of_parameter.items():
             stays = is_of_class and _stays_on_host(value, parameter)
-            flat |= _flat(f"{name}.{key}{ON_HOST if stays else ''}", value)
+            mark = ON_HOST if stays else ""
+            flat |= _flat(f"{name}.{key}{mark}", value)
 
     names_by_id = {id(parameter): name for name, parameter in names.items()}
     if isinstance(optimizer, ClassOptimizers):
         return flat | _own_state(optimizer, names_by_id)
 
     for group in optimizer.param_groups:
-        first = names_by_id.get(id(group["params"][0]))
+        first_parameter = group["params"][0]
+        first = names_by_id.get(id(first_parameter))
         has_been_updated = bool(group.get("k"))
         if first is not None and has_been_updated:
             for key in sorted(COUNTED & set(group)):
@@ -85,13 +88,19 @@ def optimizer_state(optimizer: AnyOptimizer, names: Parameters) -> dict[str, Ten
 
 def names_with_state(flat: Iterable[str]) -> set[str]:
     """Return the parameters that have a state of their own in flat tensors."""
-    pairs = [full_key.rpartition(".") for full_key in flat]
-    return {name for name, _, key in pairs if not key.startswith(GROUP)}
+    names = set()
+    for full_key in flat:
+        name, _, key = full_key.rpartition(".")
+        if not key.startswith(GROUP):
+            names.add(name)
+    return names
 
 
 def _stays_on_host(value: Any, parameter: Tensor) -> bool:
+    if parameter.device.type == "cpu":
+        return False
     is_on_host = isinstance(value, Tensor) and value.device.type == "cpu"
-    return is_on_host and parameter.device.type != "cpu" and value.ndim == 0
+    return is_on_host and value.ndim == 0
 
 
 def _own_state(
@@ -100,14 +109,19 @@ def _own_state(
     """Return what optimizers keep beside the state of each parameter."""
     flat: dict[str, Tensor] = {}
     for part in optimizer.parts:
-        first = names_by_id.get(id(part.param_groups[0]["params"][0]))
+        first_parameter = part.param_groups[0]["params"][0]
+        first = names_by_id.get(id(first_parameter))
         if first is None:
             continue
+
         for group in part.param_groups:
-            owner = names_by_id[id(group["params"][0])]
-            for key in sorted(set(group) - SET_BY_RUN):
+            owner_parameter = group["params"][0]
+            owner = names_by_id[id(owner_parameter)]
+            own_keys = set(group) - SET_BY_RUN
+            for key in sorted(own_keys):
                 if _can_change(group[key]):
                     flat |= _flat(f"{owner}.{GROUP}{key}", group[key])
+
         for owner_or_key, state in part.state.items():
             if not isinstance(owner_or_key, Tensor):
                 flat |= _flat(f"{first}.{SHARED}{owner_or_key}", state)
@@ -141,7 +155,9 @@ def _flat_nested(name: str, value: Any) -> dict[str, Tensor]:
     """Return a nested value as the bytes of its description in JSON, and its tensors."""
     tensors: list[Tensor] = []
     text = json.dumps(_described(name, value, tensors))
-    flat = {f"{name}{NESTED}": torch.tensor(list(text.encode()), dtype=torch.uint8)}
+    characters = list(text.encode())
+    description = torch.tensor(characters, dtype=torch.uint8)
+    flat = {f"{name}{NESTED}": description}
     for index, tensor in enumerate(tensors):
         flat[f"{name}{NESTED}{index}"] = tensor
     return flat
@@ -157,10 +173,11 @@ def _described(name: str, value: Any, tensors: list[Tensor]) -> Any:
         tensors.append(value)
         return ["tensor", len(tensors) - 1]
     if isinstance(value, dict):
-        pairs = [
-            [_described(name, key, tensors), _described(name, inner, tensors)]
-            for key, inner in value.items()
-        ]
+        pairs = []
+        for key, inner in value.items():
+            described_key = _described(name, key, tensors)
+            described_inner = _described(name, inner, tensors)
+            pairs.append([described_key, described_inner])
         return ["dict", pairs]
     for kind in (list, tuple, deque):
         if type(value) is kind:
@@ -188,9 +205,11 @@ def _nested(described: Any, tensors: Mapping[int, Tensor]) -> Any:
         case ["deque", list(content), limit]:
             return deque((_nested(inner, tensors) for inner in content), limit)
         case ["dict", list(pairs)]:
-            return {
-                _nested(key, tensors): _nested(inner, tensors) for key, inner in pairs
-            }
+            values = {}
+            for key, inner in pairs:
+                nested_key = _nested(key, tensors)
+                values[nested_key] = _nested(inner, tensors)
+            return values
     raise ValueError("a nested value of the optimizer's state is damaged")
 
 
@@ -224,7 +243,8 @@ def _joined(flat: Mapping[str, Tensor], device: torch.device) -> dict[str, Any]:
         if tensor.numel() > MOST_NESTED:
             raise ValueError(f"optimizer state {name} is described at great length")
         try:
-            described = json.loads(bytes(tensor.cpu().tolist()))
+            text = bytes(tensor.cpu().tolist())
+            described = json.loads(text)
             values[name] = _nested(described, tensors.get(name, {}))
         except (TypeError, RecursionError) as error:
             raise ValueError(f"optimizer state {name} is damaged") from error
@@ -252,8 +272,10 @@ def load_optimizer_state(
     owners: dict[int, torch.optim.Optimizer] = {}
     for part in parts_of(optimizer):
         for group in part.param_groups:
-            groups[id(group["params"][0])] = group
-            owners.update((id(parameter), part) for parameter in group["params"])
+            parameters = group["params"]
+            groups[id(parameters[0])] = group
+            for parameter in parameters:
+                owners[id(parameter)] = part
 
     flat_of: dict[str, dict[str, Tensor]] = {name: {} for name in names}
     for full_key, tensor in state.items():
@@ -264,7 +286,8 @@ def load_optimizer_state(
 
     for name, parameter in names.items():
         values: dict[str, Any] = {}
-        for key, value in _joined(flat_of[name], parameter.device).items():
+        joined = _joined(flat_of[name], parameter.device)
+        for key, value in joined.items():
             if key.startswith(SHARED):
                 shared: dict[Any, Any] = owners[id(parameter)].state
                 shared[key.removeprefix(SHARED)] = value

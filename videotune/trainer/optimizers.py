@@ -144,8 +144,8 @@ def _is_on(device: torch.device, optimizer: torch.optim.Optimizer) -> bool:
 def clip_grad_norm(
     parameters: Sequence[nn.Parameter], max_norm: float, norm: Tensor | None = None
 ) -> Tensor:
-    """Scale the gradient down to ``max_norm`` if it is longer, and return its norm ()
-    before that, float32.
+    """Scale the gradient down to ``max_norm`` if it is longer, and return its norm
+    before that, a float32 scalar.
 
     On a CPU a gradient that is short enough is not touched. On a device the host does
     not look, so it is scaled by 1.
@@ -178,7 +178,7 @@ def clip_grad_norm(
 
 
 def norm_of(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """Return the norm () of the gradients that exist, float32.
+    """Return the norm of the gradients that exist, a float32 scalar.
 
     It is on their device, or on the host if some of them are there. Then the host waits
     once, for the norm of those on the device.

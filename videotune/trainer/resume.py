@@ -1,5 +1,6 @@
-"""Resume a run: what may differ, from which checkpoint, and restoring its state bit for
-bit.
+"""Open a run, new or resumed: what may differ, and from which checkpoint it goes on.
+
+``restoring`` then brings the trainer to that checkpoint.
 """
 
 from collections import Counter
@@ -8,19 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from videotune.adapters.layers import load_weights
 from videotune.config.config_changes import Change, drift, of_class
 from videotune.config.load import in_one_unit, without_rivals
 from videotune.config.nested_keys import merge
 from videotune.config.resolve import Resolved, parse, resolve
 from videotune.console import echo
 from videotune.data.buckets import buckets
-from videotune.data.dataset import to_json
 from videotune.errors import VideotuneError
-from videotune.files import digest, write_bytes, write_json
+from videotune.files import digest
 from videotune.job.context_checks import groups_of, refuse_unequal_parts
-from videotune.job.experts import of_expert
-from videotune.job.job import Job, ViewHistory, make_schedule, open_job, with_views
+from videotune.job.job import Job, ViewHistory, open_job
 from videotune.job.overrides import (
     Overrides,
     as_configured,
@@ -28,33 +26,16 @@ from videotune.job.overrides import (
     resolve_config,
     user_keys,
 )
+from videotune.job.schedule import make_schedule
 from videotune.models.base_model import place_of, spec_for
 from videotune.models.licences import require_licence
 from videotune.runs import run_dir
-from videotune.runs.checkpoint import (
-    Checkpoint,
-    listed,
-    newest_checkpoint,
-    pick,
-    sweep,
-    why_not,
-)
+from videotune.runs.checkpoint import Checkpoint, listed, newest_checkpoint, pick
 from videotune.runs.journal import History
-from videotune.runs.rollback import (
-    FACTS,
-    archive_steps,
-    changed_after,
-    facts_at,
-    kept_before,
-)
+from videotune.runs.rollback import facts_at
 from videotune.runs.schemas import read_record
-from videotune.runs.step_sums import regularization
 from videotune.trainer.data_change import describe_change
-from videotune.trainer.loss_scale import without_loss_scale
 from videotune.trainer.optimizer_contract import refuse_what_fails
-from videotune.trainer.optimizer_state import load_optimizer_state
-from videotune.trainer.saving import rescue_message, write_saved
-from videotune.trainer.trainer import Trainer
 
 FitFn = Callable[[Job, bool], tuple[Job, Sequence[str]]]
 """Chooses memory settings: (job, whether to choose again) -> the job with its settings,
@@ -123,6 +104,7 @@ def open_run(
     history = History(run)
     checkpoint = checkpoint_of(run, resume.step, history)
     step = checkpoint.step if checkpoint else 0
+    # Of the step that the user names; if none is named, the present ones.
     facts = facts_at(run, resume.step)
     run_config = read_facts(run, facts)
 
@@ -138,6 +120,7 @@ def open_run(
         echo(f"init_from is not read again: the weights are those of step {step}")
 
     # 3. The job from here on.
+    # "processes" of a job counts groups: those of a group share each sample.
     job = open_job(resolved, spec, base, processes=run_config.get("processes", 1))
     groups_of(resolved.config, processes)  # refuses a number that does not divide
     refuse_unequal_parts(job)
@@ -246,8 +229,8 @@ def with_overrides(
     asked_at_start = {
         key: value for key, value in run_config.get("asked", {}).items() if key in user
     }
-    base_settings = merge({**old_settings, **asked_at_start}, preset)
-    asked_now = resolve(own_keys, base_settings, spec).to_json()["settings"]
+    start_settings = merge({**old_settings, **asked_at_start}, preset)
+    asked_now = resolve(own_keys, start_settings, spec).to_json()["settings"]
     asks_the_same = all(
         asked_now[key] == value for key, value in asked_at_start.items()
     )
@@ -359,151 +342,3 @@ def checkpoint_of(run: Path, step: int | None, history: History) -> Checkpoint |
             f"Restore a copy of it, or continue without them: videotune doctor {run} --repair-journal"
         )
     return checkpoint
-
-
-def restore(trainer: Trainer, opened: OpenedRun, branch: bool) -> None:
-    """Restore the checkpoint, cut the journal to it, and let the trainer continue after
-    it.
-
-    A run that was killed before it saved anything begins again at step 0. Every draw is
-    counted, so nothing differs.
-
-    Args:
-        trainer: the run.
-        opened: what ``open_run`` returned.
-        branch: keep what came after the checkpoint as a branch.
-    """
-    checkpoint = opened.checkpoint
-    step = checkpoint.step if checkpoint else 0
-    if checkpoint is not None:
-        restore_state(trainer, checkpoint)
-    trainer.first_step = step + 1
-
-    if trainer.dist.is_main:
-        _restore_journal(trainer, opened, branch)
-    # Every process counts on from here, and all must end at the same step.
-    skipped = trainer.journal.history.skipped_at_the_end
-    trainer.skipped_in_a_row = trainer.dist.broadcast(skipped)
-
-
-def _restore_journal(trainer: Trainer, opened: OpenedRun, branch: bool) -> None:
-    """Cut the journal to the checkpoint, and print where the run continues.
-
-    Args:
-        trainer: the run.
-        opened: what ``open_run`` returned.
-        branch: keep what came after the checkpoint as a branch.
-    """
-    run = trainer.run
-    checkpoint = opened.checkpoint
-    step = checkpoint.step if checkpoint else 0
-
-    sweep(run)
-    if branch:
-        archive = archive_steps(run, step, trainer.journal.history.newest)
-        if archive:
-            echo(f"what came after step {step} is kept in {archive}")
-    steps_done = trainer.journal.history.last
-    trainer.journal.cut(step)
-    if checkpoint is not None:
-        # A kill may have come between the checkpoint and its line.
-        saved_steps = [line["step"] for line in trainer.journal.history.of_kind("save")]
-        if step not in saved_steps:
-            write_saved(trainer, checkpoint, None)
-    if opened.changes:
-        _write_changed_config(trainer)
-
-    if checkpoint is None:
-        echo("nothing was saved yet: starting from step 0")
-    else:
-        steps_lost = 0 if branch else max(0, steps_done - step)
-        message = f"resuming from step {step}"
-        if steps_lost:
-            steps = "step" if steps_lost == 1 else "steps"
-            message += (
-                f"; {steps_lost} {steps} after it, not saved, will be trained again"
-            )
-        echo(message)
-
-
-def restore_state(trainer: Trainer, checkpoint: Checkpoint) -> None:
-    """Restore weights, optimizer and average.
-
-    Raises VideotuneError if a part is missing, damaged or does not fit.
-    """
-    folder = str(checkpoint.folder)
-    rows = trainer.shard_rows
-    verify_share = (trainer.dist.rank, trainer.dist.size)
-    weights = checkpoint.load("weights", rows, verify_share)
-    optimizer_tensors = checkpoint.load("optimizer", rows, verify_share)
-    without_state = checkpoint.state().get("without_state", ())
-    averages = weights
-    if checkpoint.has_ema:
-        averages = checkpoint.load("ema", rows, verify_share)
-
-    try:
-        for expert, trainable in trainer.pool.trainables.items():
-            prefix = trainer.prefix(expert)
-            load_weights(trainable.parameters, of_expert(weights, prefix), folder)
-            if trainable.masters:
-                trainable.masters.masters_to_model()
-
-            without = [
-                key for key in trainable.parameters if f"{prefix}{key}" in without_state
-            ]
-            optimizer_tensors_of_expert = of_expert(optimizer_tensors, prefix)
-            if trainable.loss_scale is not None:
-                trainable.loss_scale.load(optimizer_tensors_of_expert)
-            load_optimizer_state(
-                trainable.optimizer,
-                trainable.parameters,
-                without_loss_scale(optimizer_tensors_of_expert),
-                without,
-            )
-            if trainable.ema:
-                trainable.ema.load(of_expert(averages, prefix))
-    except VideotuneError:
-        raise
-    except ValueError as error:
-        raise VideotuneError(
-            f"checkpoint {folder} is not complete, and a run cannot continue without its optimizer state: {error}\n"
-            f"{rescue_message(trainer.run)}{why_not(trainer.run)}"
-        ) from error
-
-
-def _write_changed_config(trainer: Trainer) -> None:
-    """Write config.json, check.json and plan.json of the run from now on, and keep the
-    old ones beside them.
-    """
-    run = trainer.run
-    job = trainer.job
-    old: Mapping[str, Any] = run_dir.read_run_config(run)
-    step = trainer.first_step - 1
-
-    # If facts until this step are kept already, an earlier resume from the same step wrote
-    # them; they are true, and those of the run folder are not of this step.
-    if step not in changed_after(run, step - 1):
-        # the config last: it says that all three are there
-        for name in reversed(FACTS):
-            write_bytes(
-                kept_before(run, name, step), (run / f"{name}.json").read_bytes()
-            )
-
-    account = with_views(job, to_json(job.library), job.steps)
-    write_json(run / "check.json", account)
-    trainer.journal.history.steps.aside = frozenset(regularization(account))
-    write_json(run / "plan.json", trainer.plan)
-
-    settings = job.resolved.to_json()["settings"]
-    asked = {}
-    for key, value in old.get("asked", {}).items():
-        is_unchanged = settings[key] == old["settings"][key]
-        asked[key] = value if is_unchanged else settings[key]
-    run_dir.write_config(
-        run,
-        job,
-        old["base"]["fingerprints"],
-        old["settings"]["train_dtype"],
-        asked,
-        old.get("command"),
-    )

@@ -9,19 +9,13 @@ from concurrent.futures import wait
 from pathlib import Path
 from typing import Any, TypeVar
 
-import psutil
 import torch
-from torch import Tensor
 
-from videotune.adapters.adapter_types import parse_param_name
-from videotune.adapters.lora import of_module
 from videotune.console import echo, size
-from videotune.distributed import processes_here
+from videotune.distributed import DistributedContext, processes_here
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.files import existing_folder, is_disk_full
 from videotune.latent_cache.thread_pool import pool_without_openmp
-from videotune.memory.accelerator import has_streams
-from videotune.memory.host_weights import pinned
 from videotune.runs.checkpoint import (
     Checkpoint,
     complete_checkpoints,
@@ -30,17 +24,23 @@ from videotune.runs.checkpoint import (
     superfluous,
     sweep,
 )
-from videotune.runs.checkpoint_writer import save_checkpoint
+from videotune.runs.checkpoint_writer import on_each, save_checkpoint
 from videotune.runs.journal import readings_of, with_mean_of_modalities
 from videotune.runs.run_dir import poll_control
 from videotune.text import counted
-from videotune.trainer.optimizer_state import names_with_state, optimizer_state
+from videotune.trainer.checkpoint_parts import (
+    CheckpointParts,
+    bytes_of,
+    has_room_for_copy,
+    host_copy,
+    lora_scale,
+    parts_of,
+)
+from videotune.trainer.optimizer_state import names_with_state
 from videotune.trainer.trainer import Callback, PendingSave, Trainer, times
 
 T = TypeVar("T")
 
-CheckpointParts = Mapping[str, Mapping[str, Tensor]]
-"""Tensors of a checkpoint, by part ("weights", "optimizer", "ema") and by name."""
 
 TRY_AGAIN = 5.0
 """Seconds between two looks at a full disk."""
@@ -95,101 +95,10 @@ class Saving(Callback):
         save(trainer, step, kind)
 
     def seconds_left(self, trainer: Trainer, step: int, took: float) -> float:
-        """Estimate the seconds of the saves to come. The last checkpoint always is."""
+        """Estimate the seconds of the saves to come. One always comes at the last step."""
         last = trainer.job.steps
         saves = times(self.every, last, step) if self.every else int(step < last)
         return saves * took
-
-
-def parts_of(trainer: Trainer) -> dict[str, Mapping[str, Tensor]]:
-    """Return what a checkpoint holds of the training, by part."""
-    optimizer_tensors: dict[str, Tensor] = {}
-    for expert, trainable in trainer.pool.trainables.items():
-        prefix = trainer.prefix(expert)
-        named = {
-            prefix + key: parameter for key, parameter in trainable.parameters.items()
-        }
-        optimizer_tensors |= optimizer_state(trainable.optimizer, named)
-        if trainable.loss_scale is not None:
-            for key, tensor in trainable.loss_scale.state().items():
-                optimizer_tensors[prefix + key] = tensor
-
-    parts: dict[str, Mapping[str, Tensor]] = {
-        "weights": trainer.parameters,
-        "optimizer": optimizer_tensors,
-    }
-    if trainer.averages:
-        parts["ema"] = trainer.averages
-    return parts
-
-
-def host_copy(
-    parts: CheckpointParts,
-) -> tuple[dict[str, dict[str, Tensor]], torch.Event | None]:
-    """Copy a checkpoint's tensors to host memory.
-
-    From a GPU they go to pinned memory, without waiting for them.
-
-    Returns:
-        The copies, and an event that comes after those from a GPU (None: they are
-        done).
-    """
-    copies: dict[str, dict[str, Tensor]] = {}
-    has_gpu_tensors = False
-    for part, tensors in parts.items():
-        copies[part] = {}
-        for name, tensor in tensors.items():
-            copies[part][name] = _on_host(tensor)
-            has_gpu_tensors = has_gpu_tensors or has_streams(tensor.device)
-
-    arrived = None
-    if has_gpu_tensors:
-        arrived = torch.accelerator.current_stream().record_event()
-    return copies, arrived
-
-
-def has_room_for_copy(parts: CheckpointParts, processes: int) -> bool:
-    """Return whether copies of a checkpoint take at most half of the free host memory.
-
-    Args:
-        parts: what this process copies.
-        processes: how many processes of this machine copy as much at the same time.
-    """
-    return processes * bytes_of(parts) <= psutil.virtual_memory().available // 2
-
-
-def _on_host(tensor: Tensor) -> Tensor:
-    allocate = pinned if has_streams(tensor.device) else torch.empty
-    host_tensor = allocate(tensor.shape, dtype=tensor.dtype)
-    return host_tensor.copy_(tensor.detach(), non_blocking=True)
-
-
-def bytes_of(parts: CheckpointParts) -> int:
-    """Return the bytes of a checkpoint's tensors."""
-    total = 0
-    for tensors in parts.values():
-        total += sum(tensor.nbytes for tensor in tensors.values())
-    return total
-
-
-def lora_scale(trainer: Trainer) -> float | dict[str, float] | None:
-    """Return the factor of an adapter's updates, by module if ``lora.modules`` may make
-    them differ; None without LoRA.
-    """
-    config = trainer.job.config
-    if config.training_method != "LORA":
-        return None
-    if not config.lora.modules:
-        return config.lora.scale
-
-    module_paths: set[str] = set()
-    for trainable in trainer.pool.trainables.values():
-        for name in trainable.parameters:
-            parsed = parse_param_name(name)
-            if parsed:
-                module_paths.add(parsed[0])
-    scales = {path: of_module(config.lora, path).scale for path in sorted(module_paths)}
-    return scales or config.lora.scale
 
 
 def save(trainer: Trainer, step: int, kind: str = "save", thread: bool = True) -> None:
@@ -278,9 +187,10 @@ def _writing(
             arrived.synchronize()
         if not rows:
             refuse_full(trainer.run, parts)
-        trainer.journal.sync()
-        # With rows each process checks its own disk while it writes, and all agree.
-        writers = trainer.dist.for_writing_thread if rows else None
+        # With rows all processes write together, so an error of any of them, such as a full
+        # disk, is raised in all.
+        writers = trainer.dist.for_writing_thread if rows else DistributedContext()
+        on_each(writers, trainer.journal.sync)
         return save_checkpoint(trainer.run, step, parts, state, kind, rows, writers)
 
     return write
@@ -362,8 +272,8 @@ def settle_pending_save(trainer: Trainer) -> None:
 
 
 def wait_for_writer(trainer: Trainer) -> None:
-    """Wait until no thread writes, whatever comes of it: a process that has left the
-    others can send no message.
+    """Wait until no thread writes, and leave its result alone. Threads that write a
+    checkpoint together send each other messages, so no process may end before its own has.
     """
     if trainer.pending_save is not None and trainer.pending_save.written is not None:
         wait([trainer.pending_save.written])
@@ -436,8 +346,8 @@ def best_step(lines: Iterable[Mapping[str, Any]], steps: Collection[int]) -> int
     """Return which of ``steps`` has the lowest normalised loss over held-out clips, or
     None if none was measured.
 
-    Only validations of the latest set compare. Without held-out clips no step can be
-    called best.
+    ``readings_of`` leaves out readings of an earlier validation set: they do not compare.
+    Without held-out clips no step can be called best.
     """
     loss_by_step: dict[int, float] = {}
     for line in with_mean_of_modalities(readings_of(lines)):

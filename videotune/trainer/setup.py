@@ -129,7 +129,9 @@ def notify_built(trainer: Trainer) -> Trainer:
 
 
 def _keep_memory_on_cpu(family: DiffusersModel) -> None:
-    """Keep freed memory for the steps, now that the encoders have returned theirs."""
+    """Let the allocator keep freed memory for the next step instead of returning it to
+    the system. Before, that of the encoders had to be returned.
+    """
     if family.device.type == "cpu":
         keep_freed_memory()
 

@@ -12,17 +12,14 @@ from torch import Tensor, nn
 
 from videotune.adapters.layers import LiveText
 from videotune.adapters.lora import adapter_off
-from videotune.diffusion.loss import (
-    guided_target,
-    prior_target,
-)
+from videotune.diffusion.base_targets import guided_target, prior_target
 from videotune.latent_cache.step_batch import StepBatch
 from videotune.memory.accelerator import has_streams
 from videotune.memory.host_weights import to_host
 from videotune.memory.out_of_memory import is_out_of_memory
 from videotune.rng import torch_seed
 from videotune.trainer.gradient_norms import GradientNorms
-from videotune.trainer.gradients import sum_and_clip
+from videotune.trainer.gradients import forget_gradients, sum_and_clip
 from videotune.trainer.low_precision import (
     update_each_rounded,
 )
@@ -80,8 +77,8 @@ def train_step(
         trainable: its trainable parameters, with their optimizer.
         step_batch: the samples of the step.
         clock: measures the phases of the step.
-        expert_step: how many steps this expert has had, this one included. None: every
-            step so far.
+        expert_step: how many steps this expert has had, this one included. None: the
+            model has one expert, so it is the number of the step.
 
     Raises:
         OutOfMemory: if the device has no room for the step.
@@ -139,14 +136,15 @@ def _finish_gradients(
     values: Tensor,
     clock: Clock,
 ) -> Tensor:
-    """Make the gradient ready for the update, and return its norm () before clipping.
+    """Make the gradient ready for the update, and return its norm before clipping, a
+    scalar.
 
     With updates during backward it is used up, and only the norm is left.
     """
     if trainable.backward_optimizer is not None:
         return trainable.backward_optimizer.norm()
-    has_both = step_batch.sound_t is not None
-    one_modality_only = context.family.spec.reads_sound and not has_both
+    learns_both = step_batch.sound_t is not None
+    one_modality_only = context.family.spec.reads_sound and not learns_both
     return sum_and_clip(
         trainable, context, values, clock, one_modality_only=one_modality_only
     )
@@ -219,7 +217,7 @@ def _raising_out_of_memory(
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        trainable.optimizer.zero_grad(set_to_none=True)
+        forget_gradients(trainable)
         raise OutOfMemory(
             step_batch.step, step_batch.window_ids, weights_intact
         ) from error
@@ -257,7 +255,7 @@ def _accumulate_with_fallbacks(
 
 def _start_again(trainable: TrainableState, values: Tensor) -> None:
     """Forget the passes of a step that failed, so that they can be repeated."""
-    trainable.optimizer.zero_grad(set_to_none=True)
+    forget_gradients(trainable)
     values.zero_()
     if trainable.backward_optimizer is not None:
         trainable.backward_optimizer.repeat()
@@ -357,6 +355,7 @@ def _forward_and_backward(
         clock.end_phase("forward")
 
     if trainable.backward_optimizer is not None:
+        # It updates nothing in backward if the loss is not finite.
         trainable.backward_optimizer.expect_loss(output.weighted_loss)
     # False in textual inversion, if no caption holds the new token.
     if output.weighted_loss.requires_grad:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from videotune.adapters.layers import LiveText
-from videotune.diffusion.loss import BaseGuidance, Objective
+from videotune.diffusion.base_targets import BaseGuidance
+from videotune.diffusion.loss import Objective
 from videotune.distributed import DistributedContext
 from videotune.memory.compiling import CompiledBlocks
 from videotune.memory.sharding import Shards

@@ -22,8 +22,9 @@ def live_text(config: Config) -> layers.LiveText | None:
     """Return how captions are encoded in the step, or None if text states are cached."""
     if not config.text_in_step:
         return None
-    is_embedding = config.training_method == "EMBEDDING"
-    return layers.LiveText(config.embedding.tokens if is_embedding else ())
+    if config.training_method == "EMBEDDING":
+        return layers.LiveText(config.embedding.tokens)
+    return layers.LiveText(())
 
 
 def encode_live_text(
@@ -40,18 +41,21 @@ def encode_live_text(
     captions = [text.with_all_tokens(caption) for caption in batch.captions]
     encoded = family.encode_in_loop(captions)
     extras = {**batch.conditioning.extras, **encoded.extras}
-    return replace(batch, conditioning=replace(encoded, extras=extras))
+    conditioning = replace(encoded, extras=extras)
+    return replace(batch, conditioning=conditioning)
 
 
 def refuse_text(family: DiffusersModel, config: Config) -> None:
     """Raise VideotuneError for patterns that match no weight, or an unusable new token,
     before anything is encoded.
     """
-    if config.text_encoder.train and config.text_encoder.layers is not None:
+    settings = config.text_encoder
+    if settings.train and settings.layers is not None:
         names = []
         for part, net in family.text_skeletons().items():
-            names += [f"{part}.{path}" for path, _ in net.named_parameters()]
-        layers.layers_of(names, config.text_encoder.layers, of_text=True)
+            for path, _ in net.named_parameters():
+                names.append(f"{part}.{path}")
+        layers.layers_of(names, settings.layers, of_text=True)
 
     if config.training_method == "EMBEDDING":
         for tokenizer in family.tokenizers().values():
@@ -75,12 +79,15 @@ def attach_text(
     for encoder in encoders.values():
         checkpoint_text(encoder, config.gradient_checkpointing or "ON")
 
-    if config.training_method == "EMBEDDING":
-        rows = layers.add_rows(parts, config.embedding, config.seed)
-        return {
-            "embedding": {ROWS + name: parameter for name, parameter in rows.items()}
-        }
-    return {"text_encoder": layers.add_text(encoders, config.text_encoder.layers)}
+    if config.training_method != "EMBEDDING":
+        parameters = layers.add_text(encoders, config.text_encoder.layers)
+        return {"text_encoder": parameters}
+
+    rows_by_encoder = layers.add_rows(parts, config.embedding, config.seed)
+    rows_by_name = {}
+    for encoder_name, rows in rows_by_encoder.items():
+        rows_by_name[ROWS + encoder_name] = rows
+    return {"embedding": rows_by_name}
 
 
 def by_part(
@@ -89,11 +96,17 @@ def by_part(
     """Split trained tensors into those of the denoiser and those of each text encoder,
     by the names in them.
     """
-    text = {part: of_expert(state, f"{part}.") for part in family.text_skeletons()}
+    text: dict[str, dict[str, Tensor]] = {}
     text_names: set[str] = set()
-    for part, tensors in text.items():
+    for part in family.text_skeletons():
+        tensors = of_expert(state, f"{part}.")
+        text[part] = tensors
         text_names.update(f"{part}.{name}" for name in tensors)
-    denoiser = {name: value for name, value in state.items() if name not in text_names}
+
+    denoiser = {}
+    for name, value in state.items():
+        if name not in text_names:
+            denoiser[name] = value
     return denoiser, text
 
 
@@ -118,7 +131,10 @@ def put_text(
     parameters: dict[str, nn.Parameter] = {}
     for group in attach_text(family, config).values():
         parameters |= group
-    tensors = {name: value for name, value in state.items() if name in parameters}
+    tensors = {}
+    for name, value in state.items():
+        if name in parameters:
+            tensors[name] = value
     layers.load_weights(parameters, tensors, where)
     return text.with_all_tokens
 
@@ -138,8 +154,10 @@ def put_files(
     tokens_of: dict[str, tuple[str, ...]] = {}
     for token, rows_by_encoder in embeddings:
         for encoder, rows in rows_by_encoder.items():
-            tokens_of[token] = token_names(token, len(rows))
-            layers.lay_rows(family.text_parts()[encoder], tokens_of[token], rows)
+            tokens = token_names(token, len(rows))
+            tokens_of[token] = tokens
+            part = family.text_parts()[encoder]
+            layers.lay_rows(part, tokens, rows)
 
     def spell(prompt: str) -> str:
         for tokens in tokens_of.values():
@@ -153,12 +171,17 @@ def text_size(family: DiffusersModel, config: Config) -> tuple[int, int]:
     """Return how many modules and numbers of the text encoders would train."""
     encoders = family.text_skeletons()
     if config.training_method == "EMBEDDING":
-        tables: list[Any] = []
+        total_width = 0
         for encoder in encoders.values():
-            tables.append(encoder.get_input_embeddings())  # type: ignore[operator]
-        width = sum(table.weight.shape[1] for table in tables)
-        return len(tables), config.embedding.vectors * width
+            table: Any = encoder.get_input_embeddings()  # type: ignore[operator]
+            total_width += table.weight.shape[1]
+        return len(encoders), config.embedding.vectors * total_width
 
     parameters = layers.add_text(encoders, config.text_encoder.layers)
-    modules = {name.rpartition(".")[0] for name in parameters}
-    return len(modules), sum(parameter.numel() for parameter in parameters.values())
+    module_paths = set()
+    numbers = 0
+    for name, parameter in parameters.items():
+        module_path, _, _ = name.rpartition(".")
+        module_paths.add(module_path)
+        numbers += parameter.numel()
+    return len(module_paths), numbers

@@ -17,7 +17,7 @@ from videotune.adapters.layers import LiveText
 from videotune.distributed import DistributedContext, must_run_together, sharded
 from videotune.job.experts import prefix
 from videotune.job.job import Job
-from videotune.latent_cache.batches import BatchSource
+from videotune.latent_cache.batch_source import BatchSource
 from videotune.memory.sharding import Shard
 from videotune.models.base import DiffusersModel
 from videotune.runs.checkpoint import Checkpoint
@@ -188,14 +188,14 @@ class Trainer:
         return self.dist.is_main or self.must_run_together
 
     def in_lockstep(self) -> AbstractContextManager[None]:
-        """Return a block that all processes run together, if they must."""
+        """Return a context manager of what all processes run together, if they must."""
         return self.dist.together() if self.must_run_together else nullcontext()
 
-    def breaking(self) -> AbstractContextManager[None]:
-        """Return a block that raises Interrupted when the user asks to stop, unless
-        other processes would wait for it.
+    def interruptible(self) -> AbstractContextManager[None]:
+        """Return a context manager that raises Interrupted when the user asks to stop,
+        unless other processes would wait for this one.
         """
-        return nullcontext() if self.must_run_together else self.signals.breaking()
+        return nullcontext() if self.must_run_together else self.signals.interruptible()
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -207,6 +207,7 @@ class Trainer:
                 if trainable.ema is None:
                     continue
                 if trainable.masters:
+                    # Called last, when ``in_place`` has restored the masters.
                     stack.callback(trainable.masters.masters_to_model)
                 stack.enter_context(trainable.ema.in_place())
                 if trainable.masters:
@@ -312,9 +313,10 @@ def due(step: int, every: int, last: int) -> bool:
 
 
 def times(every: int, last: int, after: int = -1) -> int:
-    """Return at how many steps from ``after`` + 1 to ``last`` such work is due.
+    """Return at how many steps from ``after`` + 1 to ``last`` work is due that is due
+    every ``every`` steps and at the last one (see ``due``).
 
-    Step 0 is the base model's.
+    Step 0 counts too, in which the base model is measured, unless ``after`` is 0 or more.
     """
     if every <= 0 or after >= last:
         return 0

@@ -2,15 +2,14 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from videotune.console import echo
 from videotune.job.context_checks import refuse_unequal_shape
 from videotune.job.job import Job
-from videotune.latent_cache.encode import CacheItems
+from videotune.latent_cache.cache_items import CacheItems
 from videotune.models.base import DiffusersModel
-from videotune.runs.checkpoint import complete_checkpoints
-from videotune.runs.journal import readings_of
 from videotune.runs.stop_signals import Interrupted
 from videotune.sampling.given_files import GivenFiles
 from videotune.sampling.given_latents import encode_given, read_given
@@ -32,19 +31,17 @@ from videotune.validation.decoding import (
     updates_of,
 )
 from videotune.validation.forgetting_callback import ForgettingCallback
-from videotune.validation.frontier import kept_by_step, weigh_kept
 from videotune.validation.overfitting import (
-    LAST_STEP,
+    MIN_READINGS,
     OVERFITTING,
     Verdict,
     count_latest,
     judge,
-    ranking,
-    recommend,
 )
 from videotune.validation.overhead import plan_overhead, planned_forgetting
 from videotune.validation.part_movement import PartMovement
 from videotune.validation.sample_metrics import SampleMetricsCallback
+from videotune.validation.sample_metrics_plan import sample_metrics_plan
 from videotune.validation.selection import PreviewRequest
 from videotune.validation.validation_loss import (
     ValidationLoss,
@@ -67,7 +64,7 @@ def callbacks_of(job: Job) -> list[Callback]:
         Validation(job),
         Previews(job),
     ]
-    plan = selection.sample_metrics_plan(job)
+    plan = sample_metrics_plan(job)
     if plan is not None:
         callbacks.append(SampleMetricsCallback(job, plan))
     planned = planned_forgetting(job)
@@ -128,7 +125,7 @@ class Validation(Callback):
             self.run(trainer, step)
         elif is_main:
             # A reading may have been made before a kill, without its verdict.
-            self.verdict = write_verdict(trainer)
+            self.verdict = write_verdict(trainer, self._to_come(trainer, step))
 
     def _is_lacking(self, trainer: Trainer, step: int) -> bool:
         name = self.name(trainer)
@@ -150,9 +147,9 @@ class Validation(Callback):
         live = None
         try:
             # In this order, the weights are restored even after an interruption.
-            with trainer.averaged(), trainer.breaking():
+            with trainer.averaged(), trainer.interruptible():
                 reading = self.read(trainer)
-            with trainer.breaking():
+            with trainer.interruptible():
                 if trainer.job.config.ema.decay is not None:
                     live = self.read(trainer)
         except Interrupted:
@@ -229,7 +226,17 @@ class Validation(Callback):
             "validation", step=step, validation=name, **fields, seconds=seconds
         )
         trainer.write_exposure(step)
-        self.verdict = write_verdict(trainer)
+        self.verdict = write_verdict(trainer, self._to_come(trainer, step))
+
+    def _to_come(self, trainer: Trainer, step: int) -> list[int]:
+        """Return the next steps after ``step`` at which it runs, as many as a verdict
+        may need.
+        """
+        last = trainer.job.steps
+        steps = (
+            later for later in range(step + 1, last + 1) if due(later, self.every, last)
+        )
+        return list(islice(steps, MIN_READINGS))
 
     def stops(self, trainer: Trainer) -> bool:
         """Whether the latest ``early_stopping`` readings all say OVERFITTING."""
@@ -401,14 +408,21 @@ def _write_previews(
         echo(f"step {step}: {remark}")
 
 
-def write_verdict(trainer: Trainer, at_the_end: bool = False) -> Verdict | None:
+def write_verdict(
+    trainer: Trainer, to_come: Sequence[int] = (), *, at_the_end: bool = False
+) -> Verdict | None:
     """Judge the readings so far and write the verdict to the journal, once per reading.
 
     It is printed when its label changes, and at the end of the run unless it was
     printed for the same reading.
+
+    Args:
+        trainer: the run.
+        to_come: the next steps at which it will validate.
+        at_the_end: whether the run has ended.
     """
     lines = trainer.journal.history.events
-    verdict = judge(lines)
+    verdict = judge(lines, to_come)
     if verdict is None:
         return None
     past = [line for line in lines if line["kind"] == "verdict"]
@@ -429,57 +443,3 @@ def write_verdict(trainer: Trainer, at_the_end: bool = False) -> Verdict | None:
     elif at_the_end and verdict.label is None and has_held_out:
         echo(f"no verdict yet: {verdict.reason}")
     return verdict
-
-
-def recommend_checkpoint(trainer: Trainer, step: int) -> dict[str, Any]:
-    """Return {"step", "why"} of the recommended checkpoint of a run at ``step``.
-
-    It is the best by the held-out clips if the run overfits or has got worse, else the
-    last; unless another one is better by what is left of the base model's abilities.
-    """
-    lines = trainer.journal.history.events
-    verdict = judge(lines)
-    saved = [checkpoint.step for checkpoint in complete_checkpoints(trainer.run)]
-    held_out = _held_out_errors(lines, verdict)
-    if verdict is None or not verdict.turned or not saved:
-        choice = max(saved, default=step)
-        why = _why_the_last(choice, held_out)
-        if verdict is not None and verdict.label is None:
-            why = f"no verdict: {verdict.reason}"
-    else:
-        choice, reason = recommend(held_out, verdict.best_step or 0, saved)
-        why = reason or "held-out clips were best there"
-
-    weighed, reason = weigh_kept(choice, held_out, kept_by_step(lines), saved)
-    return {"step": weighed, "why": reason or why}
-
-
-def _why_the_last(last: int, held_out: Mapping[int, float]) -> str:
-    """Return why the last saved step is recommended, though an earlier one may have had
-    the lowest error.
-
-    Args:
-        last: the last saved step.
-        held_out: the error on held-out clips by step.
-    """
-    lowest = min(held_out, key=lambda step: held_out[step], default=last)
-    if last not in held_out or held_out[lowest] >= held_out[last]:
-        return LAST_STEP
-    return (
-        f"it is the last, at {held_out[last]:.1%} of the base model's error on held-out "
-        f"clips; step {lowest} had {held_out[lowest]:.1%}, which is no clear rise"
-    )
-
-
-def _held_out_errors(
-    lines: Sequence[Mapping[str, Any]], verdict: Verdict | None
-) -> dict[int, float]:
-    """Return the error on held-out clips by step, of the part that decides."""
-    if verdict is None or verdict.label is None:
-        return {}
-    errors: dict[int, float] = {}
-    for reading in ranking(readings_of(lines), verdict):
-        held_out = reading["held_out"]
-        if held_out is not None and held_out["normalised"] is not None:
-            errors[int(reading["step"])] = float(held_out["normalised"])
-    return errors

@@ -139,10 +139,15 @@ class SamplingCallback(Callback):
         config = trainer.job.config
         updates = updates_of(trainer.family, config, settings, quiet=True)
         progress_bar = bar(f"{self.title} at step {step}")
+
+        def report_progress(done: int) -> None:
+            progress.update(done, len(samples))
+            trainer.heartbeat.progress(self.title, done, len(samples))
+
         # In this order, the weights are restored even if the sampling is interrupted.
         with (
             trainer.averaged(),
-            trainer.breaking(),
+            trainer.interruptible(),
             trainer.in_lockstep(),
             progress_bar as progress,
         ):
@@ -152,14 +157,14 @@ class SamplingCallback(Callback):
                 settings,
                 cache(trainer.text_states),
                 samples,
-                on_done=lambda done: progress.update(done, len(samples)),
+                on_done=report_progress,
                 conditions=conditions,
                 isolated=not config.video_config.use_temporal_attention,
                 updates=updates,
             )
         if not trainer.dist.is_main:
             return []
-        with trainer.breaking():
+        with trainer.interruptible():
             return decode_samples(trainer, latents)
 
 

@@ -72,7 +72,9 @@ def default_embedding() -> FrameEmbedding:
     corners = []
     for row in range(3):
         for column in range(3):
-            corners.append((row * 0.1, column * 0.1, 0.8))
+            top = row * 0.1
+            left = column * 0.1
+            corners.append((top, left, 0.8))
 
     middle = (0.05, 0.05, 0.9)
     return FrameEmbedding(HEURISTIC, edge_features, (WHOLE, middle, *corners))
@@ -86,39 +88,51 @@ def edge_features(pictures: Tensor) -> Tensor:
     such pictures share one constant unit vector.
     """
     red, green, blue = resize_square(pictures, SIDE).unbind(1)
-    grey = GREY_WEIGHTS[0] * red + GREY_WEIGHTS[1] * green + GREY_WEIGHTS[2] * blue
+    red_weight, green_weight, blue_weight = GREY_WEIGHTS
+    grey = red_weight * red + green_weight * green + blue_weight * blue
 
     light = _cell_means(grey[:, None])
     light = light - light.mean((2, 3), keepdim=True)
-    colour = _cell_means(torch.stack([red - grey, blue - grey], 1))
+    colour_planes = torch.stack([red - grey, blue - grey], 1)
+    colour = _cell_means(colour_planes)
     parts = [_edge_directions(grey), light, colour]
 
-    weighted = [
-        weight * unit(part.flatten(1))
-        for weight, part in zip(PART_WEIGHTS, parts, strict=True)
-    ]
+    weighted = []
+    for weight, part in zip(PART_WEIGHTS, parts, strict=True):
+        direction = unit(part.flatten(1))
+        weighted.append(weight * direction)
     vectors = unit(torch.cat(weighted, 1))
+
+    has_content = vectors.norm(dim=1, keepdim=True) > 0.5
     constant = vectors.shape[1] ** -0.5
-    return torch.where(vectors.norm(dim=1, keepdim=True) > 0.5, vectors, constant)
+    return torch.where(has_content, vectors, constant)
 
 
 def _edge_directions(grey: Tensor) -> Tensor:
     """Map grey pictures (N, H, W) to normalised edges (N, DIRECTIONS, 8, 8)."""
-    padded = functional.pad(grey[:, None], (1, 1, 1, 1), mode="replicate")[:, 0]
-    across = padded[:, 1:-1, 2:] - padded[:, 1:-1, :-2]
-    down = padded[:, 2:, 1:-1] - padded[:, :-2, 1:-1]
+    with_channel = functional.pad(grey[:, None], (1, 1, 1, 1), mode="replicate")
+    padded = with_channel[:, 0]
+    inner_rows = padded[:, 1:-1]
+    across = inner_rows[:, :, 2:] - inner_rows[:, :, :-2]
+    inner_columns = padded[:, :, 1:-1]
+    down = inner_columns[:, 2:] - inner_columns[:, :-2]
 
     # A strong edge counts as its square root.
-    root = (across.square() + down.square() + 1e-12) ** -0.25
-    angles = (torch.arange(DIRECTIONS) * (2 * torch.pi / DIRECTIONS))[:, None, None]
-    across_part = (across * root)[:, None] * angles.cos()
-    down_part = (down * root)[:, None] * angles.sin()
-    edges = _cell_means((across_part + down_part).clamp_min(0))
+    squared_strength = across.square() + down.square()
+    factor = (squared_strength + 1e-12) ** -0.25
+    angle = 2 * torch.pi / DIRECTIONS
+    angles = torch.arange(DIRECTIONS) * angle
+    angles = angles[:, None, None]
+    across_part = (across * factor)[:, None] * angles.cos()
+    down_part = (down * factor)[:, None] * angles.sin()
+    strengths = (across_part + down_part).clamp_min(0)
+    edges = _cell_means(strengths)
 
     # The part that all directions have in common carries little information.
     edges = edges - edges.mean(1, keepdim=True)
     length = edges.norm(dim=1, keepdim=True)
-    return edges / (length + 0.5 * length.mean((2, 3), keepdim=True) + 1e-4)
+    mean_length = length.mean((2, 3), keepdim=True)
+    return edges / (length + 0.5 * mean_length + 1e-4)
 
 
 def _cell_means(planes: Tensor) -> Tensor:
@@ -141,7 +155,8 @@ def resize_square(pictures: Tensor, side: int) -> Tensor:
 
 def unit(vectors: Tensor) -> Tensor:
     """Scale vectors (N, D) to length 1; vectors of length 0 stay 0."""
-    return vectors / vectors.norm(dim=1, keepdim=True).clamp_min(1e-6)
+    lengths = vectors.norm(dim=1, keepdim=True)
+    return vectors / lengths.clamp_min(1e-6)
 
 
 def to_pictures(frames: NDArray[Any]) -> Tensor:
@@ -154,17 +169,21 @@ def crop_view(pictures: Tensor, view: View) -> Tensor:
     """Crop pictures (N, 3, H, W) to a view."""
     top, left, side = view
     height, width = pictures.shape[2:]
-    y = round(top * height)
-    x = round(left * width)
-    return pictures[:, :, y : y + round(side * height), x : x + round(side * width)]
+    first_row = round(top * height)
+    first_column = round(left * width)
+    last_row = first_row + round(side * height)
+    last_column = first_column + round(side * width)
+    return pictures[:, :, first_row:last_row, first_column:last_column]
 
 
 def embed_views(embedding: FrameEmbedding, frames: NDArray[Any]) -> Tensor:
     """Embed a clip that may be copied: uint8 frames (T, H, W, 3) to (views, T, D)."""
     pictures = to_pictures(frames)
-    return torch.stack(
-        [embedding.of_frames(crop_view(pictures, view)) for view in embedding.views]
-    )
+    vectors = []
+    for view in embedding.views:
+        cropped = crop_view(pictures, view)
+        vectors.append(embedding.of_frames(cropped))
+    return torch.stack(vectors)
 
 
 def embed_with_mirror(embedding: FrameEmbedding, frames: NDArray[Any]) -> Tensor:
@@ -224,7 +243,10 @@ def _encoder_name(model: Any, source: str) -> str:
     The sums distinguish two checkpoints of one architecture.
     """
     first_parameters = list(model.parameters())[:8]
-    sums = [round(float(p.detach().float().sum()), 3) for p in first_parameters]
+    sums = []
+    for parameter in first_parameters:
+        weight_sum = float(parameter.detach().float().sum())
+        sums.append(round(weight_sum, 3))
     folder = source.rstrip("/").rpartition("/")[2]
     name = digest([folder, digest(sums)[:8]])[:8]
     return f"{model.config.model_type}-{name}"

@@ -195,7 +195,7 @@ class PromptReader:
         # In this order, the weights are restored even after an interruption.
         with (
             trainer.averaged(),
-            trainer.breaking(),
+            trainer.interruptible(),
             trainer.in_lockstep(),
             torch.no_grad(),
         ):

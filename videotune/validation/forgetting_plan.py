@@ -14,12 +14,8 @@ from videotune.model_spec import VideoRules
 from videotune.sampling.pipeline import SampleSettings
 from videotune.types import ClipShape, Window
 from videotune.validation.forgetting import FINE_FACTOR, LEVELS
-from videotune.validation.selection import (
-    MIN_FRAMES,
-    metric_conditioning,
-    settings_at,
-    usual_shape,
-)
+from videotune.validation.sample_metrics_plan import MIN_FRAMES, metric_conditioning
+from videotune.validation.selection import settings_at, usual_shape
 
 PROMPT_COUNTS = (8, 6, 4)
 """How many of the shipped prompts are read: the most that the budget pays for."""

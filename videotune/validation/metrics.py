@@ -200,9 +200,12 @@ def vendi_score(vectors: NDArray[np.float64]) -> float:
         )
 
     x = x / lengths
-    eigenvalues = np.linalg.eigvalsh(x @ x.T / len(x))
+    cosines = x @ x.T
+    eigenvalues = np.linalg.eigvalsh(cosines / len(x))
     eigenvalues = eigenvalues[eigenvalues > 1e-12]
-    return float(np.exp(-(eigenvalues * np.log(eigenvalues)).sum()))
+    summands = eigenvalues * np.log(eigenvalues)
+    entropy = -summands.sum()
+    return float(np.exp(entropy))
 
 
 def diversity(by_prompt: Sequence[Sequence[Tensor]]) -> float | None:
@@ -262,14 +265,19 @@ def motion_stats(frames: NDArray[Any]) -> MotionStats:
     them.
     """
     small = resize_square(to_pictures(frames), MEASURED_SIDE)
-    grey = (small * torch.tensor(GREY_WEIGHTS)[:, None, None]).sum(1)
-    saturation = float((small.amax(1) - small.amin(1)).mean())
-    log_gains = _log_gains(functional.avg_pool2d(grey[:, None], BLOCK)[:, 0])
+    channel_weights = torch.tensor(GREY_WEIGHTS)[:, None, None]
+    grey = (small * channel_weights).sum(1)
+    channel_differences = small.amax(1) - small.amin(1)
+    saturation = float(channel_differences.mean())
+    blocks = functional.avg_pool2d(grey[:, None], BLOCK)
+    log_gains = _log_gains(blocks[:, 0])
     if len(grey) < 2:
         return MotionStats(None, None, saturation)
 
-    without_gain = grey[1:] * torch.exp(-log_gains)[:, None, None]
-    energy = float((without_gain - grey[:-1]).abs().mean())
+    inverse_gains = torch.exp(-log_gains)[:, None, None]
+    without_gain = grey[1:] * inverse_gains
+    change = without_gain - grey[:-1]
+    energy = float(change.abs().mean())
     flicker = None
     if len(grey) > 2:
         flicker = float(log_gains.diff().abs().mean()) / 4

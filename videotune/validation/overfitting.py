@@ -104,7 +104,9 @@ class Verdict:
         return fields
 
 
-def judge(lines: Iterable[Mapping[str, Any]]) -> Verdict | None:
+def judge(
+    lines: Iterable[Mapping[str, Any]], to_come: Sequence[int] = ()
+) -> Verdict | None:
     """Return the verdict on a run by its validations so far, or None without any.
 
     If video and sound are learnt, each has its own. The run copies if either copies;
@@ -112,18 +114,19 @@ def judge(lines: Iterable[Mapping[str, Any]]) -> Verdict | None:
 
     Args:
         lines: events of the journal.
+        to_come: the next steps at which a living run will validate.
     """
     readings = readings_of(lines)
     if not readings:
         return None
-    video = _judge(readings)
+    video = _judge(readings, to_come)
     of_sound = sound_of(readings)
     if not of_sound:
         return video
     if any(reading["train"] is None for reading in of_sound):
         no_sound = "no training clip of the validation has sound"
         return _joined(video, Verdict(None, no_sound, video.step), readings)
-    return _joined(video, _judge(of_sound), readings)
+    return _joined(video, _judge(of_sound, to_come), readings)
 
 
 def ranking(readings: Sequence[Reading], verdict: Verdict) -> Sequence[Reading]:
@@ -171,7 +174,7 @@ def _joined(video: Verdict, sound: Verdict, readings: Sequence[Reading]) -> Verd
     )
 
 
-def _judge(readings: Sequence[Reading]) -> Verdict:
+def _judge(readings: Sequence[Reading], to_come: Sequence[int]) -> Verdict:
     """Return the verdict on the video, or on what is learnt alone."""
     latest = readings[-1]
     step = int(latest["step"])
@@ -183,19 +186,17 @@ def _judge(readings: Sequence[Reading]) -> Verdict:
     held_out = [clips_of(reading, "held_out") for reading in readings]
     best = lowest(readings)
     first, last = as_good(held_out, best)
+    has_too_few = len(readings) < MIN_READINGS
     verdict = Verdict(
         label=None,
-        reason=(
-            f"a verdict needs {MIN_READINGS} validations, the run has {len(readings)}: "
-            "set a smaller validate_every"
-        ),
+        reason=too_few_readings(len(readings), to_come) if has_too_few else "",
         step=step,
         best_step=int(readings[best]["step"]),
         best=float(readings[best]["held_out"]["normalised"]),
         as_good=(int(readings[first]["step"]), int(readings[last]["step"])),
         validation=name,
     )
-    if len(readings) < MIN_READINGS:
+    if has_too_few:
         return verdict
 
     risen = overfits(readings, best)
@@ -210,6 +211,25 @@ def _judge(readings: Sequence[Reading]) -> Verdict:
     label, reason = _recent_trend(readings)
     is_worse = _is_above(held_out[best], held_out[-1])
     return replace(verdict, label=label, reason=reason, turned=is_worse)
+
+
+def too_few_readings(num_readings: int, to_come: Sequence[int] = ()) -> str:
+    """Return when the verdict comes, or what it lacks.
+
+    Args:
+        num_readings: validations of the run so far.
+        to_come: the next steps at which it will validate.
+    """
+    lacking = MIN_READINGS - num_readings
+    if len(to_come) >= lacking:
+        return f"the verdict comes with the validation at step {to_come[lacking - 1]}"
+
+    planned = num_readings + len(to_come)
+    run_has = f"the run makes {planned}" if to_come else f"the run has {planned}"
+    return (
+        f"a verdict needs {MIN_READINGS} validations, {run_has}: "
+        "set a smaller validate_every"
+    )
 
 
 def count_latest(lines: Iterable[Mapping[str, Any]], label: str) -> int:

@@ -11,6 +11,7 @@ from math import ceil
 from typing import Any
 
 from videotune.config.sampling_sections import Forgetting, SampleMetrics
+from videotune.data.remarks import Remark
 from videotune.job.job import Job
 from videotune.model_spec import ModelSpec
 from videotune.trainer.trainer import times
@@ -22,7 +23,12 @@ from videotune.validation.forgetting_plan import (
     ForgettingPlan,
     forgetting_plan,
 )
-from videotune.validation.selection import MAX_WINDOWS, MIN_WINDOWS, SampleMetricsPlan
+from videotune.validation.overfitting import MIN_READINGS, too_few_readings
+from videotune.validation.sample_metrics_plan import (
+    SampleMetricsPlan,
+    sample_metrics_plan,
+)
+from videotune.validation.selection import MAX_WINDOWS, MIN_WINDOWS
 
 PASSES_PER_STEP = 3
 """Cost of the forward and backward pass of a training step, in forward passes."""
@@ -232,6 +238,17 @@ def overhead(job: Job) -> dict[str, Any]:
     }
 
 
+def notes_on_validations(job: Job) -> list[str]:
+    """Say if a run has held-out clips, and too few validations for a verdict."""
+    every = job.config.validate_every or 0
+    if every == 0 or not job.library.held_out_windows:
+        return []
+    num_readings = times(every, job.steps)
+    if num_readings >= MIN_READINGS:
+        return []
+    return [Remark("few_validations", too_few_readings(0, range(num_readings)))]
+
+
 def validations(job: Job) -> dict[str, Any] | None:
     """Return the cost of the validations, or None if there are none."""
     count = times(job.config.validate_every or 0, job.steps)
@@ -268,7 +285,7 @@ def metrics(job: Job) -> dict[str, Any] | None:
 
     None if there are none or the budget does not pay for two measurements.
     """
-    plan = selection.sample_metrics_plan(job)
+    plan = sample_metrics_plan(job)
     if plan is None:
         return None
     every = metrics_spacing(plan, job)

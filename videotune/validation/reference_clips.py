@@ -20,11 +20,11 @@ from videotune.validation.embeddings import (
     embed_with_mirror,
 )
 from videotune.validation.metrics import Baselines, Gallery, ReferenceWindow
-from videotune.validation.selection import (
+from videotune.validation.sample_metrics_plan import (
     SampleMetricsPlan,
     sampling_identity,
-    spread_evenly,
 )
+from videotune.validation.selection import spread_evenly
 
 Frames = NDArray[np.uint8]
 

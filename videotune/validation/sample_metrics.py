@@ -39,7 +39,10 @@ from videotune.validation.reference_clips import (
     embed_clips,
     reading_name,
 )
-from videotune.validation.selection import SampleMetricsPlan, sampling_identity
+from videotune.validation.sample_metrics_plan import (
+    SampleMetricsPlan,
+    sampling_identity,
+)
 
 FILE = "sample_metrics.json"
 """File with the measurements of the base's samples and the baselines."""
@@ -125,7 +128,7 @@ class SampleMetricsCallback(SamplingCallback):
             if step == 0:
                 save_base(trainer.run, self.plan, videos)
 
-            with trainer.breaking():
+            with trainer.interruptible():
                 fields = self._measure(trainer, videos, step)
             rules = trainer.family.spec.rules
             for sample, frames in zip(fields["samples"], videos, strict=True):

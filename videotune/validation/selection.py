@@ -1,22 +1,22 @@
-"""Choose what validation, previews and sample metrics use.
+"""Choose what validation and previews use.
 
-That is windows and noise levels for validation; prompts, seeds and shapes for samples.
+That is windows and noise levels for validation; prompts, seeds and shapes for previews.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from videotune.adapters.adapter_types import NOT_BY_DEGREES
 from videotune.config.sampling_sections import Prompt
 from videotune.config.schema import Config
 from videotune.data.clip_sizes import is_valid_size, size_rule
-from videotune.data.frame_counts import frame_rule, snap_frames, valid_at_least
+from videotune.data.frame_counts import frame_rule, snap_frames
 from videotune.errors import VideotuneError
 from videotune.job.job import Job
 from videotune.latent_cache.conditions import usual_conditions
-from videotune.model_spec import ModelSpec, VideoRules
+from videotune.model_spec import ModelSpec
 from videotune.sampling.given_files import FILE_KEYS, NO_FILES, GivenFiles, refuse_given
 from videotune.sampling.pipeline import SampleSettings
 from videotune.types import ClipShape, Window
@@ -205,7 +205,7 @@ def preview_windows(job: Job) -> dict[PreviewRequest, Window]:
 def _first_window(job: Job, preview: PreviewRequest, index: int) -> Window:
     """Return a window of the preview's shape: with its caption, else the index-th."""
     shape = str(preview.settings.shape)
-    windows = _windows_to_start_from(job, job.training_windows, shape)
+    windows = windows_to_start_from(job, job.training_windows, shape)
     if not windows:
         shapes = ", ".join(
             sorted({str(window.shape) for window in job.training_windows})
@@ -216,10 +216,10 @@ def _first_window(job: Job, preview: PreviewRequest, index: int) -> Window:
             f"the shape {shape} "
             f"(frames, height, width). Leave both out, or choose one of: {shapes}."
         )
-    return _with_caption(job, windows, preview.prompt, index)
+    return window_with_caption(job, windows, preview.prompt, index)
 
 
-def _windows_to_start_from(
+def windows_to_start_from(
     job: Job, windows: Sequence[Window], shape: str
 ) -> list[Window]:
     """Return the windows of a shape that a sample can be given something of."""
@@ -231,7 +231,7 @@ def _windows_to_start_from(
     ]
 
 
-def _with_caption(
+def window_with_caption(
     job: Job, windows: Sequence[Window], prompt: str, index: int
 ) -> Window:
     """Return the first window with the prompt as caption, else the index-th."""
@@ -379,125 +379,3 @@ def usual_shape(job: Job) -> ClipShape:
     """Return the bucket with most training windows, a video bucket if there is one."""
     count = Counter(window.shape for window in job.training_windows)
     return max(count, key=lambda shape: (shape.frames > 1, count[shape], shape))
-
-
-MIN_FRAMES = 5
-"""Frames of a sample for the sample metrics; fewer would show no motion."""
-
-
-@dataclass(frozen=True)
-class SampleMetricsPlan:
-    """The samples of a measurement.
-
-    With P prompts, sample i has prompt ``prompts[i % P]`` and seed ``seed + i // P``.
-    """
-
-    prompts: tuple[str, ...]
-    samples: int
-    seed: int
-    settings: SampleSettings
-
-    condition_windows: tuple[Window, ...] = ()
-    """For each prompt the window of its first frame; empty with text only."""
-
-    @property
-    def pairs(self) -> list[tuple[int, int]]:
-        """(index of the prompt, seed) of each sample."""
-        pairs = []
-        for index in range(self.samples):
-            repeat, prompt_index = divmod(index, len(self.prompts))
-            pairs.append((prompt_index, self.seed + repeat))
-        return pairs
-
-
-def metric_prompts(job: Job) -> list[str]:
-    """Return the prompts of the sample metrics; empty if the budget is 0."""
-    settings = job.config.sample_metrics
-    if not settings.budget:
-        return []
-    if isinstance(settings.prompts, list):
-        return settings.prompts[: settings.samples]
-    return spread_captions(job, min(settings.prompts, settings.samples))
-
-
-def sample_metrics_plan(job: Job) -> SampleMetricsPlan | None:
-    """Return the samples of the sample metrics, or None without budget or prompts."""
-    prompts = metric_prompts(job)
-    # A video that is given says nothing about the training.
-    if not prompts or "video" not in job.spec.generates:
-        return None
-    config = job.config
-    condition_windows = metric_conditioning(job, prompts)
-
-    # First frames are encoded only for the windows' own shapes.
-    shape = usual_shape(job)
-    if not condition_windows:
-        shape = metric_shape(shape, job.spec.rules)
-    settings = settings_at(config, job.spec, shape, config.sample_metrics.steps)
-    return SampleMetricsPlan(
-        prompts=tuple(prompts),
-        samples=config.sample_metrics.samples,
-        seed=config.sample.seed,
-        settings=settings,
-        condition_windows=condition_windows,
-    )
-
-
-def metric_shape(default_shape: ClipShape, rules: VideoRules) -> ClipShape:
-    """Return a small shape: few frames, at least 5, and half the sides.
-
-    A bucket of images keeps its one frame.
-    """
-    frames = default_shape.frames
-    fewest = valid_at_least(MIN_FRAMES, rules)
-    if fewest is not None:
-        frames = min(fewest, frames)
-    if rules.size is not None:
-        return ClipShape(frames, *rules.size, default_shape.fps)
-
-    height = _half_side(default_shape.height, rules.side_multiple)
-    width = _half_side(default_shape.width, rules.side_multiple)
-    return ClipShape(frames, height, width, default_shape.fps)
-
-
-def _half_side(side: int, multiple: int) -> int:
-    """Halve a side, rounded down to a multiple but not to 0."""
-    return max(multiple, side // 2 // multiple * multiple)
-
-
-def metric_conditioning(job: Job, prompts: Sequence[str]) -> tuple[Window, ...]:
-    """Return for each prompt the window whose first frame its samples start from.
-
-    Held-out windows are preferred: a sample that starts with a frame of a training clip
-    is similar to it anyway. The windows have the most common shape, since first frames
-    are encoded only for the windows' own shapes; so these samples cost as much as
-    previews. Empty if samples have only text.
-    """
-    if not usual_conditions(job.config, job.spec) and not job.spec.is_given_modality:
-        return ()
-    shape = str(usual_shape(job))
-    windows = _windows_to_start_from(job, job.library.held_out_windows, shape)
-    if not windows:
-        windows = _windows_to_start_from(job, job.training_windows, shape)
-    return tuple(
-        _with_caption(job, windows, prompt, index)
-        for index, prompt in enumerate(prompts)
-    )
-
-
-def sampling_identity(plan: SampleMetricsPlan) -> dict[str, Any]:
-    """Return what the pixels of the samples depend on besides the weights, for JSON."""
-    settings = plan.settings
-    return {
-        "steps": settings.steps,
-        "guidance": settings.guidance,
-        "guidance_2": settings.guidance_2,
-        "shift": settings.shift,
-        "temporal_attention": settings.temporal_attention,
-        "prompts": list(plan.prompts),
-        "samples": plan.samples,
-        "seed": plan.seed,
-        "shape": str(settings.shape),
-        "fps": settings.shape.fps,
-        "told": [window.id for window in plan.condition_windows],
-    }

@@ -18,13 +18,8 @@ import torch
 from torch import nn
 
 from videotune.adapters.lora import adapter_off
-from videotune.diffusion.loss import (
-    BaseGuidance,
-    Objective,
-    guided_target,
-    loss_between,
-    predict_and_target,
-)
+from videotune.diffusion.base_targets import BaseGuidance, guided_target
+from videotune.diffusion.loss import Objective, loss_between, predict_and_target
 from videotune.latent_cache.exposure import CLIP_DIGITS
 from videotune.model_spec import Expert
 from videotune.models.base import DiffusersModel

@@ -103,7 +103,7 @@ document.addEventListener("DOMContentLoaded", () => {
     plot?.destroy(); box.replaceChildren(); shape = now; zoomed = false; $("chart-reset").hidden = true;
     const axis = { stroke: ink, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 }, font: "12px system-ui, sans-serif" };
     plot = new uPlot({
-      width: box.clientWidth, height: Math.max(280, Math.min(440, innerHeight * 0.42)), series, legend: { live: true },
+      width: box.clientWidth, height: Math.max(280, Math.min(440, innerHeight * 0.42)), series, legend: { live: true, markers: { dash: (u, index) => (u.series[index].dash ? "dashed" : "solid") } },
       cursor: { sync: { key: "vt" }, drag: { x: true, y: false }, focus: { prox: 24 } }, focus: { alpha: 0.4 },
       scales: { x: { time: false, range: (_, low, high) => low === high ? [low - 1, high + 1] : [low, high] }, y: { distr: state.log ? 3 : 1 } },
       axes: [{ ...axis, values: (_, ticks) => ticks.map((tick) => Number.isInteger(tick) ? String(tick) : "") }, { ...axis, size: 64, values: (_, ticks) => ticks.map((tick) => tick == null ? "" : number(tick)) }],

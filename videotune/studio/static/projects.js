@@ -9,6 +9,14 @@
     form.dataset.rename = button.dataset.renameOf; form.elements.title.value = button.dataset.title;
     $("rename").showModal(); form.elements.title.select();
   });
+  // a button that opens the dialog with a model chosen
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("[data-choose]");
+    if (!button) return;
+    const option = document.querySelector(`#new [name=preset][value="${CSS.escape(button.dataset.choose)}"]`);
+    option.checked = true; option.scrollIntoView({ block: "center" });
+    $("new-title").focus({ preventScroll: true });
+  });
   document.addEventListener("submit", async (event) => {
     if (!event.target.matches("[data-rename]")) return;
     event.preventDefault();

@@ -236,8 +236,16 @@
     let any = false;
     for (const family of document.querySelectorAll(".preset")) {
       let shown = 0;
-      const named = parts.every((part) => family.dataset.find.includes(part)), sizes = family.querySelectorAll(".size");
-      for (const size of sizes) { size.hidden = only && size.dataset.fits === "no"; shown += !size.hidden; }
+      // words that some sizes have show those; words of the family alone show all of its sizes
+      const sizes = [...family.querySelectorAll(".size")], has = (text) => parts.every((part) => text.includes(part));
+      const found = sizes.filter((size) => has(size.dataset.find)), isFamily = has(family.dataset.find);
+      const named = isFamily || found.length > 0;
+      for (const size of sizes) {
+        const isOther = word && found.length > 0 && !found.includes(size);
+        size.hidden = isOther || (only && size.dataset.fits === "no"); shown += !size.hidden;
+      }
+      const others = family.querySelector("details[id^=more-]");
+      if (others && word && found.some((size) => others.contains(size))) others.open = true;
       family.hidden = !named || (sizes.length > 0 && !shown);
       any ||= !family.hidden;
     }

@@ -4,7 +4,12 @@
   const $ = (id) => document.getElementById(id);
   const project = () => document.body.dataset.project;
   const click = (id) => () => { const control = $(id); if (control && !control.closest("[hidden]")) control.click(); };
-  const open = (page) => () => { if (project()) location.assign(`/p/${encodeURIComponent(project())}/${page}`); };
+  const open = (page) => () => {
+    if (project()) location.assign(`/p/${encodeURIComponent(project())}/${page}`);
+    else vt.toast("No project is open here. Press g p, then open one.");
+  };
+  // the pages of the whole studio keep the project that was open
+  const keeping = (address) => () => location.assign(project() ? `${address}?project=${encodeURIComponent(project())}` : address);
   const step = (by) => () => {
     const slider = $("viewer-step");
     if (!slider || $("viewer").hidden) return;
@@ -16,12 +21,12 @@
     ["?", "show these keys", () => $("shortcuts").showModal()],
     ["n", "go to the next step", click("next-step"), "next-step"],
     ["g p", "projects", () => location.assign("/")],
-    ["g d", "data", open("data"), "r-path"],
-    ["g s", "setup", open("setup"), "r-path"],
-    ["g t", "train", open("train"), "r-path"],
-    ["g r", "results", open("results"), "r-path"],
-    ["g q", "queue", () => location.assign("/queue")],
-    ["g o", "settings of the studio", () => location.assign("/settings")],
+    ["g d", "data", open("data")],
+    ["g s", "setup", open("setup")],
+    ["g t", "train", open("train")],
+    ["g r", "results", open("results")],
+    ["g q", "queue", keeping("/queue")],
+    ["g o", "settings of the studio", keeping("/settings")],
     ["/", "search", () => $("find").focus(), "find"],
     ["k", "play or pause the previews", click("viewer-play"), "viewer"],
     ["j", "earlier preview", step(-1), "viewer"],
@@ -48,7 +53,9 @@
     const named = location.hash ? $(decodeURIComponent(location.hash.slice(1))) : null, place = named ?? $("main");
     if (place.matches("dialog")) { if (!place.open) place.showModal(); return; }
     const within = (selector) => place.querySelector(selector);
-    const button = place.matches(".btn:not(:disabled)") ? place : within("textarea.caption:placeholder-shown") ?? within(".btn.primary:not(:disabled)");
+    // a caption is asked for only of a clip that can be used; of another, the first button of its card
+    const inTiles = within(".clip:not([data-label='cannot be used']) textarea.caption:placeholder-shown") ?? within(".clip[data-label='cannot be used'] .clip-actions .btn");
+    const button = place.matches(".btn:not(:disabled)") ? place : inTiles ?? within(".btn.primary:not(:disabled)");
     // a button that cannot be pressed is explained beside it
     const why = place.matches(":disabled") ? $(place.getAttribute("aria-describedby")) : null, marked = button ?? why ?? place;
     const aside = place.closest(".plan-side");

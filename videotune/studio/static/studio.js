@@ -19,7 +19,13 @@
   }, true);
   document.addEventListener("close", (event) => forget(event.target), true);
 
-  function toast(words, bad) {
+  function toastButton(line, { words, post: address, values }) {
+    const button = document.createElement("button");
+    button.type = "button"; button.className = "toast-action"; button.textContent = words;
+    button.onclick = () => { line.remove(); post(address, values); };
+    return button;
+  }
+  function toast(words, bad, action) {
     const dialog = [...document.querySelectorAll("dialog.sheet[open]")].at(-1);
     if (bad && dialog?.querySelector("form .row.end")) return tellInDialog(dialog, words);
     const line = document.createElement("div"), close = document.createElement("button");
@@ -28,8 +34,9 @@
     close.type = "button"; close.textContent = "×"; close.setAttribute("aria-label", "Dismiss");
     close.onclick = () => line.remove();
     if (!bad) for (const old of document.querySelectorAll(".toast.bad")) old.remove();  // what was wrong before has been mended
+    if (action) line.append(toastButton(line, action));
     line.append(close); $("toasts").append(line); raise();
-    setTimeout(() => line.remove(), bad ? 15000 : 4000);
+    setTimeout(() => line.remove(), bad ? 15000 : action ? 10000 : 4000);
   }
   // An open dialog covers everything outside of it, so what has to be seen goes into it.
   function raise() {
@@ -68,7 +75,7 @@
     const key = detail.name.split(" ").pop();
     for (const line of document.querySelectorAll(".toast.bad")) if (line.textContent.startsWith(`${key}: `)) line.remove();
   });
-  document.addEventListener("toast", (event) => toast(event.detail.words, event.detail.bad));
+  document.addEventListener("toast", (event) => toast(event.detail.words, event.detail.bad, event.detail.action));
   for (const name of ["htmx:sendError", "htmx:timeout"]) document.addEventListener(name, () => toast(`Not done. ${SILENT} Try again when it does.`, true));
   document.addEventListener("htmx:responseError", (event) => {
     const status = event.detail.xhr.status;

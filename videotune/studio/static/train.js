@@ -298,4 +298,15 @@ document.addEventListener("DOMContentLoaded", () => {
     }
     isFilling = false;
   });
+  // A file that was asked for in the table of checkpoints is downloaded as soon as it is written.
+  const awaited = new Set();
+  document.addEventListener("click", (event) => { const button = event.target.closest("[data-make]"); if (button) awaited.add(button.dataset.make); });
+  document.addEventListener("vt:region", (event) => {
+    if (event.target.id !== "r-summary") return;
+    for (const step of [...awaited]) {
+      const links = document.querySelectorAll(`[data-made="${step}"]`);
+      if (links.length) awaited.delete(step);
+      for (const link of links) link.click();
+    }
+  });
 });

@@ -1,0 +1,92 @@
+"""The ways of computing a step that a plan compares."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.trainers import Lab, job_of
+from videotune.memory.checkpointing import OFF
+from videotune.planner import memory
+from videotune.planner.compared import EIGHT_BITS, MODES, compared_ways
+from videotune.planner.fit import fit, pass_samples, process_share
+from videotune.planner.gpus import find_card
+from videotune.planner.memory import Choice
+from videotune.planner.read_step import step_spec
+
+GB = 2**30
+
+
+@pytest.fixture
+def lab(tmp_path: Path, small_clips: Path) -> Lab:
+    return Lab(Path("asset:toy"), small_clips, tmp_path / "cache", tmp_path)
+
+
+def ways_of(
+    lab: Lab, knobs: dict[str, Any], vram: int = 24 * GB
+) -> list[dict[str, Any]]:
+    job = job_of(lab, knobs, preset="toy")
+    result = fit(job, "BFLOAT_16", vram, find_card("RTX 4090"))
+    return compared_ways(job, result, "BFLOAT_16")
+
+
+def test_each_way_is_there_once_with_the_fastest_that_fits_first(lab: Lab) -> None:
+    ways = ways_of(lab, {})
+    modes = [way["settings"]["gradient_checkpointing"] for way in ways]
+    assert set(modes) == set(MODES)
+    assert all(way["fits"] for way in ways)
+    seconds = [way["seconds_a_step"] for way in ways]
+    assert seconds == sorted(seconds)
+    assert sum(way["settings"]["compile"] for way in ways) >= 1
+    rounded = [way for way in ways if way["is_another_base"]]
+    assert len(rounded) == 1
+    assert rounded[0]["settings"]["transformer.matmul_dtype"] == EIGHT_BITS
+
+
+def test_its_bytes_and_seconds_are_those_of_a_plan_with_these_settings(
+    lab: Lab,
+) -> None:
+    job = job_of(lab, {}, preset="toy")
+    spec = process_share(job, step_spec(job, "BFLOAT_16"), "BFLOAT_16")
+    alone = memory.need(spec, Choice(max(pass_samples(job)), OFF, 0))
+    (plain,) = [
+        way
+        for way in ways_of(lab, {})
+        if way["settings"]["gradient_checkpointing"] == OFF
+        and not way["settings"]["compile"]
+        and not way["is_another_base"]
+    ]
+    assert plain["need_bytes"] == alone.needed
+    assert plain["streamed_blocks"] == 0
+
+
+def test_a_card_too_small_for_all_of_them_has_the_smallest_of_each(lab: Lab) -> None:
+    ways = ways_of(lab, {}, vram=GB // 4)
+    assert not any(way["fits"] for way in ways)
+    roomy = ways_of(lab, {})
+    most = max(way["need_bytes"] for way in roomy)
+    assert max(way["need_bytes"] for way in ways) <= most
+
+
+def test_what_the_config_forbids_is_no_way(lab: Lab) -> None:
+    full = {"training_method": "FINE_TUNE"}
+    assert not any(way["is_another_base"] for way in ways_of(lab, full))
+    rounded = {"transformer.matmul_dtype": EIGHT_BITS}
+    assert not any(way["is_another_base"] for way in ways_of(lab, rounded))
+
+
+def test_products_in_eight_bits_are_counted_as_such(lab: Lab) -> None:
+    """All products of the blocks' linear layers, forward and backward."""
+    plain = step_spec(job_of(lab, {}, preset="toy"), "BFLOAT_16")
+    knobs = {"transformer.matmul_dtype": EIGHT_BITS}
+    rounded = step_spec(job_of(lab, knobs, preset="toy"), "BFLOAT_16")
+    choice = Choice(1, OFF, 0)
+    work = memory.need(plain, choice).work
+    in_eight_bits = memory.need(rounded, choice).work
+    assert work.eight_bit == 0
+    products = in_eight_bits.flops - in_eight_bits.attention
+    assert 0.3 * products < in_eight_bits.eight_bit < products
+    card = replace(find_card("RTX 4090"), bandwidth=None)
+    as_bf16 = replace(in_eight_bits, eight_bit=0)
+    assert memory.card_seconds(in_eight_bits, card) < memory.card_seconds(as_bf16, card)

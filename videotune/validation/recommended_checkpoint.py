@@ -1,0 +1,70 @@
+"""Which checkpoint of a run is recommended, and why."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from videotune.runs.checkpoint import complete_checkpoints
+from videotune.runs.journal import readings_of
+from videotune.trainer.trainer import Trainer
+from videotune.validation.frontier import kept_by_step, weigh_kept
+from videotune.validation.overfitting import (
+    LAST_STEP,
+    Verdict,
+    judge,
+    ranking,
+    recommend,
+)
+
+
+def recommend_checkpoint(trainer: Trainer, step: int) -> dict[str, Any]:
+    """Return {"step", "why"} of the recommended checkpoint of a run at ``step``.
+
+    It is the best by the held-out clips if the run overfits or has got worse, else the
+    last; unless another one is better by what is left of the base model's abilities.
+    """
+    lines = trainer.journal.history.events
+    verdict = judge(lines)
+    saved = [checkpoint.step for checkpoint in complete_checkpoints(trainer.run)]
+    held_out = _held_out_errors(lines, verdict)
+    if verdict is None or not verdict.turned or not saved:
+        choice = max(saved, default=step)
+        why = _why_the_last(choice, held_out)
+        if verdict is not None and verdict.label is None:
+            why = f"no verdict: {verdict.reason}"
+    else:
+        choice, reason = recommend(held_out, verdict.best_step or 0, saved)
+        why = reason or "held-out clips were best there"
+
+    weighed, reason = weigh_kept(choice, held_out, kept_by_step(lines), saved)
+    return {"step": weighed, "why": reason or why}
+
+
+def _why_the_last(last: int, held_out: Mapping[int, float]) -> str:
+    """Return why the last saved step is recommended, though an earlier one may have had
+    the lowest error.
+
+    Args:
+        last: the last saved step.
+        held_out: the error on held-out clips by step.
+    """
+    lowest = min(held_out, key=lambda step: held_out[step], default=last)
+    if last not in held_out or held_out[lowest] >= held_out[last]:
+        return LAST_STEP
+    return (
+        f"it is the last, at {held_out[last]:.1%} of the base model's error on held-out "
+        f"clips; step {lowest} had {held_out[lowest]:.1%}, which is no clear rise"
+    )
+
+
+def _held_out_errors(
+    lines: Sequence[Mapping[str, Any]], verdict: Verdict | None
+) -> dict[int, float]:
+    """Return the error on held-out clips by step, of the part that decides."""
+    if verdict is None or verdict.label is None:
+        return {}
+    errors: dict[int, float] = {}
+    for reading in ranking(readings_of(lines), verdict):
+        held_out = reading["held_out"]
+        if held_out is not None and held_out["normalised"] is not None:
+            errors[int(reading["step"])] = float(held_out["normalised"])
+    return errors
