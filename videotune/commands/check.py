@@ -9,6 +9,7 @@ from videotune.console import echo
 from videotune.data.clip_table import map_rows
 from videotune.data.dataset import to_json
 from videotune.data.folder_listing import expected_captions_folder
+from videotune.data.packed_rows import return_free_memory
 from videotune.data.remarks import Remark, codes_of
 from videotune.errors import DONE, FAILED, SKIPPED
 from videotune.job.job import Job, open_job, with_views
@@ -78,6 +79,7 @@ def check(
         all_overrides = replace(all_overrides, preset=DEFAULT_PRESET)
 
     job = open_job(*resolve_config(all_overrides, planning=True), to_look=True)
+    return_free_memory()
     account = with_unused_sound(job, with_cut_captions(job, to_json(job.library)))
     account = with_views(job, account, job.steps)
     account["blockers"] = blockers(job)

@@ -18,8 +18,8 @@ from typing import IO, Any, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from videotune import files
 from videotune.errors import VideotuneError
-from videotune.files import user_cache
 
 Row = TypeVar("Row")
 
@@ -184,7 +184,7 @@ def spill_file() -> IO[bytes]:
     written: the folder of temporary files may be in memory.
     """
     try:
-        folder = user_cache() / "scans"
+        folder = files.user_cache() / "scans"
         folder.mkdir(parents=True, exist_ok=True)
         return tempfile.TemporaryFile(dir=folder, buffering=0)
     except OSError:
@@ -199,12 +199,12 @@ def write_spilled(file: IO[bytes], content: bytes | bytearray, begin: int) -> No
     """
     try:
         file.seek(begin)
-        rest = memoryview(content)
-        while rest:
-            rest = rest[file.write(rest) :]
+        unwritten = memoryview(content)
+        while unwritten:
+            unwritten = unwritten[file.write(unwritten) :]
     except OSError as error:
         raise VideotuneError(
-            f"{user_cache()} cannot be written while the clips are read ({error.strerror}): a scan "
+            f"{files.user_cache()} cannot be written while the clips are read ({error.strerror}): a scan "
             "needs some 4 kB a clip there. Free some space, or set XDG_CACHE_HOME to another folder."
         ) from error
 

@@ -25,7 +25,6 @@ from videotune.data.library import Library
 from videotune.data.media_index import INDEX_NAME
 from videotune.data.object_files import set_bound
 from videotune.data.object_store import is_object_url, parse_url
-from videotune.data.packed_rows import return_free_memory
 from videotune.data.remote_cache_files import index_on_store
 from videotune.data.window_table import WindowTable
 from videotune.errors import DoesNotFit, VideotuneError
@@ -297,7 +296,6 @@ def open_job(
     steps_between = intervals(config, epoch_steps)
     notes += interval_notes(config, steps_between)
     notes += epoch_notes(library, tuple(windows_by_bucket.values()), schedule, steps)
-    return_free_memory()
 
     return Job(
         resolved=resolved.with_planned(steps_between),
