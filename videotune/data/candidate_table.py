@@ -94,7 +94,7 @@ def pack_placement(placement: WindowPlacement) -> PackedPlacement:
     numbers: dict[Window, int] = {}
     windows = []
     for window in placement.windows:
-        kind = replace(window, start=0.0, end=0.0)
+        kind = _moved(window, 0.0, 0.0)
         number = numbers.setdefault(kind, len(numbers))
         windows.append((number, window.start, window.end))
     return PackedPlacement(list(numbers), windows, replace(placement, windows=()))
@@ -105,10 +105,25 @@ def unpack_placement(packed: PackedPlacement) -> WindowPlacement:
     if not packed.windows:
         return packed.placement
     windows = [
-        replace(packed.kinds[number], start=start, end=end)
+        _moved(packed.kinds[number], start, end)
         for number, start, end in packed.windows
     ]
     return replace(packed.placement, windows=tuple(windows))
+
+
+def _moved(window: Window, start: float, end: float) -> Window:
+    """Return a window at another time; ``replace`` takes thrice as long."""
+    return Window(
+        window.clip_id,
+        start,
+        end,
+        window.shape,
+        window.sampling,
+        window.swaps,
+        window.resize,
+        window.flip,
+        window.companions,
+    )
 
 
 @dataclass
@@ -136,6 +151,9 @@ class CandidateTable(Sequence[Candidate]):
         self._settings: list[DatasetSettings] = []
         self._dataset = array("i")
         self._files: SpilledRows[ClipFile] = SpilledRows()
+        self._relative_paths = PackedTexts()
+        self._content_ids: dict[int, str] = {}
+        """Ids of contents that are not the hash of one file."""
         self._problems: dict[int, ClipProblem] = {}
         """Problems of files that were known before any was examined."""
 
@@ -143,6 +161,10 @@ class CandidateTable(Sequence[Candidate]):
         self._examined_position = array("i")
         """Position of each candidate's result; -1: it was not examined."""
         self._companions: Callable[[ClipFile], dict[Role, Companion]] | None = None
+        self.content_ids = PackedTexts()
+        """Hash of the bytes of each candidate; "" if they cannot be read."""
+        self.seconds = array("d")
+        """Duration of each candidate; 0 if it is unknown."""
 
         self._prepared: SpilledRows[Preparation | None] = SpilledRows()
         self._is_usable = bytearray()
@@ -159,6 +181,10 @@ class CandidateTable(Sequence[Candidate]):
         """Add a file of the last dataset, perhaps with a problem."""
         if problem is not None:
             self._problems[len(self._files)] = problem
+        if file.content_id:
+            self._content_ids[len(self._files)] = file.content_id
+        root = self._settings[-1].location.root
+        self._relative_paths.append(file.path.relative_to(root).as_posix())
         self._files.append(file)
         self._dataset.append(len(self._settings) - 1)
 
@@ -177,6 +203,10 @@ class CandidateTable(Sequence[Candidate]):
     def file(self, row: int) -> ClipFile:
         """Return the file of a candidate."""
         return self._files[row]
+
+    def relative_path(self, row: int) -> str:
+        """Return the path of a candidate's file in its dataset."""
+        return self._relative_paths[row]
 
     def files_to_examine(self) -> Iterator[tuple[int, ClipFile]]:
         """Yield the files without a problem, each with its row."""
@@ -206,6 +236,11 @@ class CandidateTable(Sequence[Candidate]):
             else:
                 self._examined_position.append(position)
                 position += 1
+
+            result = self.examined(row)
+            self.content_ids.append(self._content_ids.get(row, result.id))
+            seconds = 0.0 if result.info is None else result.info.seconds
+            self.seconds.append(seconds)
 
     def examined(self, row: int) -> Examined:
         """Return the result of examining a candidate's file."""
@@ -294,21 +329,10 @@ class CandidateTable(Sequence[Candidate]):
         """Set what follows from all clips together."""
         similar_row = facts.looks_like.get(row)
         if similar_row is not None:
-            root = self.settings_of(similar_row).location.root
-            similar_path = self._files[similar_row].path.relative_to(root)
-            candidate.looks_like = similar_path.as_posix()
+            candidate.looks_like = self.relative_path(similar_row)
         if candidate.problem is not None:
             return
         position = self._usable_position[row]
         candidate.source = facts.sources[position]
         candidate.held_out = bool(facts.held_out[position])
         facts.finish(candidate)
-
-
-def content_ids(candidates: CandidateTable) -> PackedTexts:
-    """Return the hash of each candidate's bytes; "" if they cannot be read."""
-    ids = PackedTexts()
-    for row in range(len(candidates)):
-        result = candidates.examined(row)
-        ids.append(candidates.file(row).content_id or result.id)
-    return ids

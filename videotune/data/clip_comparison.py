@@ -2,10 +2,9 @@
 out.
 """
 
-from array import array
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +16,7 @@ from videotune.data.locations import Location
 from videotune.data.packed_rows import return_free_memory
 from videotune.data.packed_texts import PackedTexts
 from videotune.data.picture_matching import near_duplicates
+from videotune.data.picture_table import PictureTable
 from videotune.data.source_clips import SourceClipTable
 from videotune.data.source_videos import group_by_source, hold_out
 from videotune.model_spec import VideoRules
@@ -37,17 +37,21 @@ def compare_clips(
     """
     clips = _source_clips(candidates, locations, config)
     usable = candidates.usable
+    usable_clips = clips.take(usable)
+    pictures = PictureTable(usable_clips)
     looks_like: dict[int, int] = {}
-    _add_near_duplicates(looks_like, clips.take(usable), candidates)
+    _add_near_duplicates(looks_like, usable_clips, candidates, pictures)
     return_free_memory()
+    sources, source_notes = group_by_source(usable_clips, pictures)
+    del pictures
+    return_free_memory()
+
     uncaptioned = _uncaptioned(candidates)
     if len(uncaptioned):
         # Clips that lack only a caption name clips that they look like.
         looked_at = clips.take(np.concatenate([usable, uncaptioned]))
         _add_near_duplicates(looks_like, looked_at, candidates)
 
-    sources, source_notes = group_by_source(clips.take(usable))
-    return_free_memory()
     kind_by_dataset = [dataset.kind for dataset in config.datasets]
     held_out, held_out_notes = hold_out(
         sources,
@@ -74,13 +78,10 @@ def _source_clips(
     """Return name, duration and pictures of each candidate, in their order."""
     names = _dataset_names(locations, [dataset.path for dataset in config.datasets])
     paths = PackedTexts()
-    seconds = array("d")
     for row in range(len(candidates)):
-        root = candidates.settings_of(row).location.root
-        relative = candidates.file(row).path.relative_to(root).as_posix()
-        paths.append((PurePosixPath(names[root]) / relative).as_posix())
-        info = candidates.examined(row).info
-        seconds.append(0.0 if info is None else info.seconds)
+        name = names[candidates.settings_of(row).location.root]
+        relative_path = candidates.relative_path(row)
+        paths.append(f"{name}/{relative_path}" if name else relative_path)
 
     def signatures_of(row: int) -> tuple[str, ...]:
         scan = candidates.examined(row).scan
@@ -88,7 +89,7 @@ def _source_clips(
         return scan.signatures
 
     rows = np.arange(len(candidates), dtype=np.int32)
-    return SourceClipTable(paths, seconds, signatures_of, rows)
+    return SourceClipTable(paths, candidates.seconds, signatures_of, rows)
 
 
 def _uncaptioned(candidates: CandidateTable) -> NDArray[np.int32]:
@@ -101,14 +102,17 @@ def _uncaptioned(candidates: CandidateTable) -> NDArray[np.int32]:
 
 
 def _add_near_duplicates(
-    looks_like: dict[int, int], clips: SourceClipTable, candidates: CandidateTable
+    looks_like: dict[int, int],
+    clips: SourceClipTable,
+    candidates: CandidateTable,
+    pictures: PictureTable | None = None,
 ) -> None:
     """Let clips that look nearly the same name each other, for a warning.
 
     Both stay in training. ``group_by_source`` compares pictures by itself, so that
     clips of one source are held out together.
     """
-    for first_position, second_position in near_duplicates(clips):
+    for first_position, second_position in near_duplicates(clips, pictures):
         first = int(clips.rows[first_position])
         second = int(clips.rows[second_position])
         for row, similar_row in ((second, first), (first, second)):

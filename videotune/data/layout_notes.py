@@ -74,6 +74,8 @@ class LayoutNotes:
 
     def _thumbnail_notes(self) -> list[str]:
         """Report images with the name of a video."""
+        if not any(path.lower().endswith(IMAGE_SUFFIXES) for path in self.files):
+            return []
         image_stems = {}
         for path in self.clip_paths():
             if path.lower().endswith(IMAGE_SUFFIXES):

@@ -23,11 +23,16 @@ middle frames must match too.
 
 def near_duplicates(
     clips: Sequence[SourceClip] | SourceClipTable,
+    pictures: PictureTable | None = None,
 ) -> list[tuple[int, int]]:
     """Find pairs of clips that look nearly the same from beginning to end.
 
     Their first, middle and last frames match, and their durations agree to 20 % or half
     a second.
+
+    Args:
+        clips: the clips, in any order.
+        pictures: their pictures, if they are at hand.
 
     Returns:
         Pairs (i, j): j looks like i, the first such clip in path order. Each clip is j
@@ -36,7 +41,7 @@ def near_duplicates(
     table = SourceClipTable.of(clips)
     order = table.path_order()
     ordered_clips = table.take(order)
-    frames = PictureTable(ordered_clips)
+    frames = pictures or PictureTable(table)
 
     pairs = []
     for row, matching_rows in frames.matches(frames.position == MIDDLE):
@@ -71,12 +76,12 @@ def _are_near_duplicates(
 
 
 def join_by_pictures(
-    clips: SourceClipTable, name_numbers: NDArray[np.int32]
+    frames: PictureTable, name_numbers: NDArray[np.int32]
 ) -> NDArray[np.int32]:
     """Join sources whose frames match.
 
     Args:
-        clips: the clips in path order.
+        frames: the pictures of the clips.
         name_numbers: number of each clip's source by its name (N,), counted from 0.
 
     Returns:
@@ -84,7 +89,6 @@ def join_by_pictures(
     """
     largest_number = int(name_numbers.max(initial=-1))
     sources = _JoinedNumbers(largest_number + 1)
-    frames = PictureTable(clips)
 
     def join(row: int, rows: NDArray[np.int64]) -> None:
         number = int(name_numbers[frames.clip[row]])

@@ -97,9 +97,13 @@ class PictureTable:
     Pictures with too little structure are left out. A row is kept as its 150 levels, a byte
     each, in a file. As vectors of float32 (``_vectors``) they would take four times as
     much, so only some rows at a time are.
+
+    Args:
+        table: the clips, which are taken in path order.
     """
 
-    def __init__(self, clips: SourceClipTable) -> None:
+    def __init__(self, table: SourceClipTable) -> None:
+        clips = table.take(table.path_order())
         counts = array("i")
         mean = array("f")
         structure = array("f")

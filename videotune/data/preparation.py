@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from videotune.config.schema import Config
-from videotune.data.candidate_table import CandidateTable, content_ids
+from videotune.data.candidate_table import CandidateTable
 from videotune.data.candidates import Candidate
 from videotune.data.captions import (
     caption_message,
@@ -93,7 +93,7 @@ def _originals_first(
     Returns:
         Rows, and the hashes of the contents of which there are several.
     """
-    ids = content_ids(candidates)
+    ids = candidates.content_ids
     is_copy = _are_repeated(ids)
     copies = np.flatnonzero(is_copy).tolist()
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from videotune.data.packed_texts import PackedTexts, TextNumbers
 from videotune.data.picture_matching import join_by_pictures
+from videotune.data.picture_table import PictureTable
 from videotune.data.remarks import Remark
 from videotune.data.source_clips import SourceClip, SourceClipTable
 from videotune.rng import key
@@ -58,12 +59,17 @@ class _Series:
 
 def group_by_source(
     clips: Sequence[SourceClip] | SourceClipTable,
+    pictures: PictureTable | None = None,
 ) -> tuple[PackedTexts, list[str]]:
     """Name the source video of each clip.
 
     A source is named "dataset/relative folder/stem without cut marks"; if pictures join
     several names, by the smallest of them. The result does not depend on the order of
     clips.
+
+    Args:
+        clips: the clips.
+        pictures: their pictures, if they are at hand.
 
     Returns:
         The source of each clip, and notes for the user.
@@ -76,7 +82,7 @@ def group_by_source(
     for name in names:
         numbers.add(name)
     name_numbers, first_clips = numbers.number_all()
-    label_of_name = join_by_pictures(ordered_clips, name_numbers)
+    label_of_name = join_by_pictures(pictures or PictureTable(table), name_numbers)
     joined = _joined_names(label_of_name)
 
     labels = label_of_name[name_numbers]
