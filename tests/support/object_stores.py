@@ -180,10 +180,14 @@ class LargestSize:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
+        self._look()
 
     def _watch(self) -> None:
         while not self._over.wait(0.002):
-            self.most = max(self.most, bytes_in(self.folder))
+            self._look()
+
+    def _look(self) -> None:
+        self.most = max(self.most, bytes_in(self.folder))
 
 
 def bytes_in(folder: Path) -> int:
