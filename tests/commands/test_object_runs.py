@@ -161,7 +161,7 @@ def test_one_machine_encodes_and_another_trains_without_opening_a_clip(
 
 
 def test_a_run_is_not_done_before_its_entries_are_on_the_store(
-    work: Work, objects: Store, clips: Path
+    work: Work, objects: Store, clips: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bucket = objects.bucket()
     overrides = work.overrides("steps=1", f"cache_dir=s3://{bucket}/cache", data=clips)
@@ -176,7 +176,11 @@ def test_a_run_is_not_done_before_its_entries_are_on_the_store(
     assert len(entries) > 6
     assert run("cache", "prune", yes=True, **options_of(overrides)) == DONE
     assert objects.keys(bucket, "cache/") == entries
-    with pytest.raises(
-        VideotuneError, match=rf"s3://{bucket}/cache: a folder of this machine"
-    ):
-        run("cache", "ls", f"s3://{bucket}/cache")
+    assert run("cache", "ls", f"s3://{bucket}/cache") == DONE
+    listed = capsys.readouterr().out
+    count = sum(key.endswith(".safetensors") for key in entries)
+    assert f"{count} entries" in listed.replace("\n", " ")
+    assert f"s3://{bucket}/cache" in listed
+    assert run("cache", "verify", f"s3://{bucket}/cache") == DONE
+    with pytest.raises(VideotuneError, match=f"s3://{bucket}/elsewhere"):
+        run("cache", "ls", f"s3://{bucket}/elsewhere")

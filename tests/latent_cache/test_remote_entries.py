@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.latent_cache.test_store import silent
 from tests.support.object_stores import Store, bytes_in
 from videotune.data import object_store
 from videotune.errors import VideotuneError
 from videotune.latent_cache.entry import file_of
-from videotune.latent_cache.maintenance import prune
+from videotune.latent_cache.maintenance import listing, prune, verify
 from videotune.latent_cache.remote_entries import LOCAL_ONLY, entries_of
 from videotune.latent_cache.store import LatentCache
 
@@ -166,3 +167,91 @@ def test_an_ordinary_cache_has_nothing_to_do_with_a_store(tmp_path: Path) -> Non
     put(store, "abc1")
     store.finish_uploads([("latents", "abc1")])
     assert store.remote_sizes() == {}
+
+
+def test_a_listing_fetches_headers_and_no_entry(opened: Open, objects: Store) -> None:
+    first = opened("a")
+    put(first, "abc1")
+    put(first, "abd2", size=100_000)
+    first.finish_uploads()
+    rows_there = listing(first, silent)
+
+    second = opened("b")
+    objects.forget()
+    rows = listing(second, silent)
+    assert len(objects.fetched(".safetensors")) == 2
+    assert copies(second) == 0
+    assert [row["of"] for row in rows] == ["abc1.mp4 0", "abd2.mp4 0"]
+    assert rows[1]["tensors"] == {"x": "float32 100000"}
+    for row, row_there in zip(rows, rows_there, strict=True):
+        assert row["file"].startswith("s3://")
+        assert row["file"].endswith(row_there["file"])
+        assert row | {"file": ""} == row_there | {"file": ""}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x10",
+        (1 << 60).to_bytes(8, "little") + b"{}",
+        (2).to_bytes(8, "little") + b"{}",
+        (40_000).to_bytes(8, "little") + b"[" * 40_000,
+        (20).to_bytes(8, "little") + b'{"__metadata__": 100}',
+    ],
+)
+def test_what_is_no_entry_is_named_and_removed_by_verify(
+    opened: Open, objects: Store, bucket: str, content: bytes
+) -> None:
+    first = opened("a")
+    put(first, "abc1")
+    first.finish_uploads()
+    key = f"cache/{file_of('latents', 'abd2')}"
+    objects.put(bucket, {key: content})
+
+    second = opened("b")
+    assert [row["key"] for row in listing(second, silent)] == ["abc1"]
+    assert [key in note for note in second.notes] == [True]
+    damaged = verify(second, silent)
+    assert [entry.file for entry in damaged] == [f"s3://{bucket}/{key}"]
+    assert objects.keys(bucket) == {f"cache/{file_of('latents', 'abc1')}"}
+    assert verify(opened("b"), silent) == []
+
+
+def test_the_header_of_an_entry_may_be_long(opened: Open) -> None:
+    first = opened("a")
+    caption = "a red ball " * 5000
+    first.put("text", "abc1", {"x": torch.ones(2)}, {"caption": caption})
+    first.finish_uploads()
+    assert [row["of"] for row in listing(opened("b"), silent)] == [caption]
+
+
+def test_a_damaged_copy_is_dropped_and_the_object_stays(
+    opened: Open, objects: Store, bucket: str
+) -> None:
+    first = opened("a")
+    put(first, "abc1", 3)
+    first.finish_uploads()
+    copy = first.path("latents", "abc1")
+    content = copy.read_bytes()
+    copy.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+    again = opened("a")
+    assert [entry.key for entry in verify(again, silent)] == ["abc1"]
+    assert objects.keys(bucket) == {f"cache/{file_of('latents', 'abc1')}"}
+    assert value_of(opened("a"), "abc1") == 3
+
+
+def test_a_damaged_object_is_dropped_with_its_copy(
+    opened: Open, objects: Store, bucket: str
+) -> None:
+    first = opened("a")
+    put(first, "abc1")
+    first.finish_uploads()
+    key = f"cache/{file_of('latents', 'abc1')}"
+    content = first.path("latents", "abc1").read_bytes()
+    objects.put(bucket, {key: content[:-1] + bytes([content[-1] ^ 1])})
+
+    again = opened("a")
+    assert [entry.file for entry in verify(again, silent)] == [f"s3://{bucket}/{key}"]
+    assert not opened("a").has("latents", "abc1")

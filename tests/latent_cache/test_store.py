@@ -370,7 +370,7 @@ def test_entries_of_an_earlier_version_are_read_where_they_are(tmp_path: Path) -
     assert lost(store) == []
     assert holds(store, range(8))
     assert verify(store, silent) == []
-    files = {row["key"]: row["file"] for row in listing(store)}
+    files = {row["key"]: row["file"] for row in listing(store, silent)}
     assert files["k3"] == "latents/k3.safetensors"
     assert files["k4"] == "latents/k4/k4.safetensors"
 

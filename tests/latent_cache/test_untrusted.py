@@ -41,7 +41,7 @@ from videotune.types import ClipShape, Window
 def everything_done_to(folder: Path) -> None:
     """All that opens, reads, cleans and deletes; a sentence is as good as an end."""
     for do in (
-        lambda: listing(LatentCache(folder)),
+        lambda: listing(LatentCache(folder), silent),
         lambda: cut_captions(LatentCache(folder), CacheKeys("", "e", 1, 0), []),
         lambda: verify(LatentCache(folder), silent),
         lambda: prune(LatentCache(folder), set(), yes=True),

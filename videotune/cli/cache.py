@@ -103,26 +103,26 @@ def cache_ls(
     """List the entries of a cache: clips, captions, sizes, and the encoders that made
     them.
     """
-    from videotune.commands.cache_folder import cache_at
+    from videotune.commands.cache_folder import place_of_cache
 
-    cache_at(folder)
-    doing(f"reading {folder}")
+    place = place_of_cache(folder)
+    doing(f"reading {place}")
     from videotune.commands.cache import list_cache
 
-    store, rows = list_cache(folder)
+    _, rows = list_cache(folder)
     total = f"{entries(len(rows))}, {size(sum(row['bytes'] for row in rows))}"
 
     if as_json:
-        print(json.dumps({"folder": str(store.folder), "entries": rows}, indent=2))
+        print(json.dumps({"folder": place, "entries": rows}, indent=2))
     elif every:
         columns = ["kind", "of", "clip", "holds", "bytes", "encoder", "made", "key"]
         cells = [entry_cells(row) for row in rows]
-        print_table(str(store.folder), columns, cells, right=(4,))
+        print_table(place, columns, cells, right=(4,))
         out(total)
     else:
         for line in encoder_lines(rows):
             out(line)
-        out(f"{total} in {store.folder} (--all lists them)")
+        out(f"{total} in {place} (--all lists them)")
 
 
 @cache_app.command("verify")
@@ -130,13 +130,13 @@ def cache_verify(folder: CacheFolder) -> None:
     """Verify every entry; drop damaged ones, which the next run encodes again (exit
     code 2).
     """
-    from videotune.commands.cache_folder import cache_at
+    from videotune.commands.cache_folder import place_of_cache
 
-    cache_at(folder)
-    doing(f"reading {folder}")
+    place = place_of_cache(folder)
+    doing(f"reading {place}")
     from videotune.commands.cache import verify_cache
 
-    store, count, damaged = verify_cache(folder)
+    _, count, damaged = verify_cache(folder)
     for row in damaged:
         out(f"{row.file}: {row.kind} of {row.of[:80]!r} {row.why}")
     if damaged:
@@ -145,7 +145,7 @@ def cache_verify(folder: CacheFolder) -> None:
             f"the next run encodes them again"
         )
         raise typer.Exit(SKIPPED)
-    out(f"{entries(count)} in {store.folder}: as written, none damaged")
+    out(f"{entries(count)} in {place}: as written, none damaged")
 
 
 @cache_app.command("prune")
@@ -171,13 +171,13 @@ def cache_prune(overrides: Overrides, yes: Yes = False) -> None:
     if pruned.files:
         freed += f" and {counted(len(pruned.files), 'other file')} of {size(pruned.file_bytes)}"
     if yes:
-        out(f"removed {freed}; {entries(pruned.kept)} left in {store.folder}")
+        out(f"removed {freed}; {entries(pruned.kept)} left in {store.place}")
     elif pruned.entries or pruned.files:
         out(
             f"would remove {freed} and leave {entries(pruned.kept)}. --yes removes them"
         )
     else:
-        out(f"nothing to remove: {entries(pruned.kept)} in {store.folder}, all needed")
+        out(f"nothing to remove: {entries(pruned.kept)} in {store.place}, all needed")
 
 
 def entries(count: int) -> str:

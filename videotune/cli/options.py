@@ -95,7 +95,10 @@ Skips = Annotated[
     ),
 ]
 CacheFolder = Annotated[
-    Path, Arg(help="a cache folder, or the dataset folder that holds one")
+    Path,
+    Arg(
+        help="a cache folder, the dataset folder that holds one, or the s3:// address of a cache"
+    ),
 ]
 Offline = Annotated[
     bool,

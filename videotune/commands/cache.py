@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from videotune.commands.cache_folder import cache_at
+from videotune.commands.cache_folder import cache_address, cache_at
 from videotune.console import bar, echo
 from videotune.data.object_store import is_object_url
 from videotune.distributed import join
-from videotune.job.job import Job, open_job
+from videotune.errors import VideotuneError
+from videotune.job.job import Job, object_cache, open_job
 from videotune.job.overrides import ConfigSource, resolve_config, to_overrides
 from videotune.job.skips import refuse_skips
 from videotune.latent_cache.cache_items import items_by_entry
@@ -59,8 +60,21 @@ def cache(
 
 
 def open_store(path: Path) -> LatentCache:
-    """Open the cache of ``cache_at``, and print its notes."""
-    store = LatentCache(cache_at(path))
+    """Open the cache that a path or an address of an object store names, and print its
+    notes.
+
+    Raises VideotuneError if there is none.
+    """
+    address = cache_address(path)
+    if address is None:
+        store = LatentCache(cache_at(path))
+    else:
+        folder = object_cache(address)
+        store = LatentCache(folder, remote=entries_of(address, folder))
+        if not store.remote.sizes():
+            raise VideotuneError(
+                f"{address}: there is no entry of a cache. Name the address that cache_dir had."
+            )
     print_notes(store)
     return store
 
@@ -90,9 +104,9 @@ def verify_cache(path: Path) -> tuple[LatentCache, int, list[Damaged]]:
         VideotuneError: if ``path`` has no cache, or another process is filling it.
     """
     store = open_store(path)
-    count = len(store.entries())
+    names = {entry.name for entry in store.entries()} | store.remote.sizes().keys()
     with bar("verifying") as progress:
-        return store, count, verify(store, progress.update)
+        return store, len(names), verify(store, progress.update)
 
 
 def prune_cache(
@@ -126,4 +140,8 @@ def list_cache(path: Path) -> tuple[LatentCache, list[dict[str, Any]]]:
     Raises VideotuneError if ``path`` has no cache.
     """
     store = open_store(path)
-    return store, listing(store)
+    notes_before = len(store.notes)
+    with bar("reading the headers of entries") as progress:
+        rows = listing(store, progress.update)
+    print_notes(store, notes_before)
+    return store, rows

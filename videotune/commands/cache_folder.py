@@ -4,8 +4,20 @@ from pathlib import Path
 
 from videotune.data.file_checks import refuse_linked_folder
 from videotune.data.object_files import object_address
+from videotune.data.object_store import is_object_url, parse_url
 from videotune.errors import VideotuneError
 from videotune.files import CACHE_LOCK, CACHE_NAME, OLD_MANIFEST
+
+
+def cache_address(path: Path) -> str | None:
+    """Return the address of an object store that a path is; None if it is a path.
+
+    Raises VideotuneError if it is not written like one.
+    """
+    address = object_address(path)
+    if not is_object_url(address):
+        return None
+    return str(parse_url(address))
 
 
 def cache_at(path: Path) -> Path:
@@ -13,11 +25,6 @@ def cache_at(path: Path) -> Path:
 
     Raises VideotuneError if there is none.
     """
-    if str(path).startswith("s3:/"):
-        raise VideotuneError(
-            f"{object_address(path)}: a folder of this machine can be listed and verified, not an object store. "
-            "Entries are verified when a run fetches them; `videotune cache prune` with a config works on both."
-        )
     if (path / CACHE_NAME).is_dir():
         return refuse_linked_folder(path / CACHE_NAME)
     has_cache_files = (path / CACHE_LOCK).exists() or (path / OLD_MANIFEST).exists()
@@ -37,3 +44,11 @@ def cache_at(path: Path) -> Path:
         f"{path}: neither a cache nor a dataset with one ({CACHE_NAME}). "
         "`videotune cache --data DIR …` makes one; if cache_dir was set, name that folder."
     )
+
+
+def place_of_cache(path: Path) -> str:
+    """Return the folder or address of the cache that a path names, for the user.
+
+    Raises VideotuneError if it names no folder of a cache, nor an address.
+    """
+    return cache_address(path) or str(cache_at(path))

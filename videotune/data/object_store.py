@@ -228,6 +228,22 @@ class ObjectStore:
             lambda: self._stream(stored, path),
         )
 
+    def read_beginning(self, stored: StoredObject, size: int) -> bytes:
+        """Return the first bytes of an object, or all if it is smaller.
+
+        Raises:
+            VideotuneError: if they cannot be fetched.
+        """
+        end = min(size, stored.size)
+        if end == 0:
+            return b""
+        path = f"{stored.url.bucket}/{stored.url.key}"
+        try:
+            content: bytes = self._files.cat_file(path, start=0, end=end)
+        except Exception as error:  # as of _call
+            raise store_problem(error, stored.url) from error
+        return content
+
     def upload(self, path: Path, url: ObjectUrl) -> None:
         """Make a file an object: all of it, or none.
 

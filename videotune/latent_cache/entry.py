@@ -1,7 +1,8 @@
 """One entry of the cache: a safetensors file whose metadata say what it holds."""
 
 import hashlib
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -29,6 +30,11 @@ METADATA_KEY = "videotune"
 
 With a single key the order in the file, and so its bytes, are fixed.
 """
+
+USUAL_HEADER_BYTES = 16 << 10
+"""Bytes that hold the header of nearly every entry."""
+
+MAX_HEADER_BYTES = 4 << 20
 
 UNREADABLE = (
     OSError,
@@ -203,8 +209,43 @@ def read_entry(folder: Path, kind: str, key: str) -> CacheEntry:
     path = folder / existing_file_of(folder, kind, key)
     with safe_open(path, framework="np") as file:
         metadata = file.metadata() or {}
-        entry: CacheEntry = checked(CacheEntry, metadata[METADATA_KEY])
-    if entry.name != (kind, key):
+    return _entry_of_metadata(metadata, (kind, key))
+
+
+def read_entry_from_beginning(
+    read_beginning: Callable[[int], bytes], name: EntryName
+) -> CacheEntry:
+    """Read the metadata of an entry whose file is elsewhere.
+
+    A safetensors file begins with the length of its header, 8 bytes, and the header in
+    JSON.
+
+    Args:
+        read_beginning: returns the first bytes of the file, as many as it is given.
+        name: the entry's name.
+
+    Raises:
+        UNREADABLE: one of these, if the file was not written by videotune.
+    """
+    beginning = read_beginning(USUAL_HEADER_BYTES)
+    header_end = 8 + int.from_bytes(beginning[:8], "little")
+    if header_end > MAX_HEADER_BYTES:
+        raise ValueError("its header is too long")
+    if header_end > len(beginning):
+        beginning = read_beginning(header_end)
+
+    header = json.loads(beginning[8:header_end])
+    return _entry_of_metadata(header["__metadata__"], name)
+
+
+def _entry_of_metadata(metadata: Mapping[str, str], name: EntryName) -> CacheEntry:
+    """Return the entry that a file's metadata state.
+
+    Raises:
+        UNREADABLE: one of these, if it is not the entry of this name.
+    """
+    entry: CacheEntry = checked(CacheEntry, metadata[METADATA_KEY])
+    if entry.name != name:
         raise ValueError(f"its metadata name another entry, {entry.kind}/{entry.key}")
     return entry
 

@@ -3,9 +3,13 @@ holds.
 """
 
 from collections.abc import Callable, Set
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from videotune.errors import VideotuneError
 from videotune.latent_cache.entry import (
     UNREADABLE,
     CacheEntry,
@@ -13,7 +17,11 @@ from videotune.latent_cache.entry import (
     read_entry,
     read_tensors,
 )
+from videotune.latent_cache.remote_entries import LocalEntries
 from videotune.latent_cache.store import LatentCache
+
+HEADERS_AT_ONCE = 16
+"""Headers of entries that are fetched from an object store at a time."""
 
 FileProgressFn = Callable[[int, int, str], None]
 """Called with how many files are done, how many there are, and which is next."""
@@ -48,27 +56,56 @@ def verify(store: LatentCache, progress: FileProgressFn) -> list[Damaged]:
     """Read every entry, compare it with its hash, and drop the damaged ones, so that
     they are encoded again.
 
+    Of a cache on an object store every object is fetched, one at a time, and dropped
+    where it is damaged. A copy that is damaged is dropped alone.
+
     Raises VideotuneError if another process is filling the cache.
     """
-    damaged = []
-    names = store.names()
+    here = store.names()
+    on_store = sorted(store.remote.sizes())
+    total = len(here) + len(on_store)
+    damaged_here = []
+    damaged_on_store = []
     with store.write_lock():
-        for done, (kind, key) in enumerate(names):
-            file = store.file(kind, key)
-            progress(done, len(names), file)
-            entry = None
-            try:
-                entry = read_entry(store.folder, kind, key)
-                read_tensors(store.folder, entry)
-            except UNREADABLE as error:
-                made_of = entry.made_of if entry else ""
-                damaged.append(
-                    Damaged(kind, key, file, made_of, f"cannot be read ({error})")
-                )
+        for done, name in enumerate(here):
+            file = store.file(*name)
+            progress(done, total, file)
+            damage = _damage(store.folder, name, file)
+            if damage is not None:
+                damaged_here.append(damage)
 
-        progress(len(names), len(names), "")
-        store.drop((entry.kind, entry.key) for entry in damaged)
-    return damaged
+        for done, name in enumerate(on_store, start=len(here)):
+            address = store.remote.address(name)
+            progress(done, total, address)
+            with TemporaryDirectory(prefix="videotune-verify-") as folder:
+                store.remote.fetch_to(name, Path(folder))
+                damage = _damage(Path(folder), name, address)
+            if damage is not None:
+                damaged_on_store.append(damage)
+
+        progress(total, total, "")
+        store.drop_copies((entry.kind, entry.key) for entry in damaged_here)
+        store.drop((entry.kind, entry.key) for entry in damaged_on_store)
+    return damaged_here + damaged_on_store
+
+
+def _damage(folder: Path, name: EntryName, file: str) -> Damaged | None:
+    """Read an entry, and return what is wrong with it.
+
+    Args:
+        folder: the cache folder.
+        name: the entry's name.
+        file: how the entry's file is called for the user.
+    """
+    kind, key = name
+    entry = None
+    try:
+        entry = read_entry(folder, kind, key)
+        read_tensors(folder, entry)
+    except UNREADABLE as error:
+        made_of = entry.made_of if entry else ""
+        return Damaged(kind, key, file, made_of, f"cannot be read ({error})")
+    return None
 
 
 def prune(store: LatentCache, wanted: Set[EntryName], *, yes: bool) -> Pruned:
@@ -78,7 +115,7 @@ def prune(store: LatentCache, wanted: Set[EntryName], *, yes: bool) -> Pruned:
     Raises VideotuneError if another process is filling the cache.
     """
     on_store = [
-        _entry_on_store(name, size) for name, size in store.remote_sizes().items()
+        _listed_entry(name, size) for name, size in store.remote_sizes().items()
     ]
     entries = [*store.entries(), *on_store]
     unwanted = tuple(entry for entry in entries if entry.name not in wanted)
@@ -108,7 +145,7 @@ def prune(store: LatentCache, wanted: Set[EntryName], *, yes: bool) -> Pruned:
     )
 
 
-def _entry_on_store(name: EntryName, size: int) -> CacheEntry:
+def _listed_entry(name: EntryName, size: int) -> CacheEntry:
     """Return what a listing of an object store says of an entry that is not here."""
     kind, key = name
     return CacheEntry(
@@ -123,27 +160,55 @@ def _entry_on_store(name: EntryName, size: int) -> CacheEntry:
     )
 
 
-def listing(store: LatentCache) -> list[dict[str, Any]]:
-    """Return every entry as a row, latents first, sorted by what it was made of."""
-    rows = []
-    for entry in store.entries():
-        tensors = {}
-        for name, (dtype, shape) in entry.tensors.items():
-            tensors[name] = f"{dtype} {'x'.join(map(str, shape))}".strip()
-        rows.append(
-            {
-                "kind": entry.kind,
-                "key": entry.key,
-                "of": entry.made_of,
-                "bytes": entry.bytes,
-                "made": entry.made,
-                "versions": entry.versions,
-                "file": store.file(*entry.name),
-                "clip": entry.about.get("clip"),
-                "encoder": entry.about.get("encoder"),
-                "tensors": tensors,
-            }
-        )
+def listing(store: LatentCache, progress: FileProgressFn) -> list[dict[str, Any]]:
+    """Return every entry as a row, latents first, sorted by what it was made of.
+
+    Of those that are only on an object store the headers are fetched.
+    """
+    rows = [_row(entry, store.file(*entry.name)) for entry in store.entries()]
+
+    names = sorted(store.remote_sizes())
+    with ThreadPoolExecutor(HEADERS_AT_ONCE, "headers") as pool:
+        readings = pool.map(lambda name: _entry_on_store(store.remote, name), names)
+        for done, (name, entry) in enumerate(zip(names, readings, strict=True)):
+            address = store.remote.address(name)
+            progress(done, len(names), address)
+            if entry is not None:
+                rows.append(_row(entry, address))
+            else:
+                store.notes.append(
+                    f"{address} is no entry that videotune wrote; videotune cache verify removes it"
+                )
+    progress(len(names), len(names), "")
     return sorted(
         rows, key=lambda row: (row["kind"], row["clip"] or "", row["of"], row["key"])
     )
+
+
+def _entry_on_store(remote: LocalEntries, name: EntryName) -> CacheEntry | None:
+    """Return an entry of an object store; None if videotune did not write it."""
+    try:
+        return remote.read_entry(name)
+    except VideotuneError:
+        raise
+    except UNREADABLE:
+        return None
+
+
+def _row(entry: CacheEntry, file: str) -> dict[str, Any]:
+    """Return an entry as a row of the listing."""
+    tensors = {}
+    for name, (dtype, shape) in entry.tensors.items():
+        tensors[name] = f"{dtype} {'x'.join(map(str, shape))}".strip()
+    return {
+        "kind": entry.kind,
+        "key": entry.key,
+        "of": entry.made_of,
+        "bytes": entry.bytes,
+        "made": entry.made,
+        "versions": entry.versions,
+        "file": file,
+        "clip": entry.about.get("clip"),
+        "encoder": entry.about.get("encoder"),
+        "tensors": tensors,
+    }

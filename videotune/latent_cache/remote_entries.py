@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,10 +27,12 @@ from videotune.errors import VideotuneError
 from videotune.latent_cache.entry import (
     KINDS,
     SUFFIX,
+    CacheEntry,
     EntryName,
     entry_of_file,
     existing_file_of,
     file_of,
+    read_entry_from_beginning,
 )
 
 MAX_ENTRIES = 10_000_000
@@ -52,6 +54,9 @@ Result = TypeVar("Result")
 
 class LocalEntries:
     """Entries that are only in the cache's folder."""
+
+    where: str | None = None
+    """The address of the store."""
 
     def has(self, name: EntryName) -> bool:
         """Return whether an entry is on the store."""
@@ -81,6 +86,18 @@ class LocalEntries:
     def dropped(self, names: Iterable[EntryName]) -> None:
         """Delete entries on the store."""
 
+    def read_entry(self, name: EntryName) -> CacheEntry:
+        """Return what the store's file of an entry says that it is."""
+        raise KeyError(name)
+
+    def fetch_to(self, name: EntryName, folder: Path) -> None:
+        """Write the store's file of an entry to another cache folder."""
+        raise KeyError(name)
+
+    def address(self, name: EntryName) -> str:
+        """Return the address of an entry on the store."""
+        raise KeyError(name)
+
     def remedy(self, name: EntryName) -> str | None:
         """Return what to do about a damaged entry; None if its file is damaged here."""
         return None
@@ -99,6 +116,7 @@ class RemoteEntries(LocalEntries):
     """
 
     def __init__(self, url: ObjectUrl, folder: Path, bound: int) -> None:
+        self.where = str(url)
         self._url = url
         self._folder = folder
         self._bound = bound
@@ -179,17 +197,25 @@ class RemoteEntries(LocalEntries):
                 self._fetch(name, stored)
 
     def _fetch(self, name: EntryName, stored: StoredObject) -> None:
-        if stored.size > self._bound:
-            raise too_large(str(stored.url), stored.size, self._bound)
-        self._count(stored.size, is_here=False)
         path = self._folder / file_of(*name)
-        try:
+        with self._keeping(stored, self._folder):
+            self._count(stored.size, is_here=False)
             files.write_whole(
                 path, lambda part: object_store().fetch(stored, part), durable=False
             )
+
+    @contextmanager
+    def _keeping(self, stored: StoredObject, folder: Path) -> Iterator[None]:
+        """Refuse a copy beyond the bound, and turn a failure to write it into a
+        VideotuneError.
+        """
+        if stored.size > self._bound:
+            raise too_large(str(stored.url), stored.size, self._bound)
+        try:
+            yield
         except OSError as error:
             raise VideotuneError(
-                f"{stored.url} cannot be kept in {self._folder}: {error.strerror or error}. Free some space, or "
+                f"{stored.url} cannot be kept in {folder}: {error.strerror or error}. Free some space, or "
                 "set object_cache_gb lower."
             ) from error
 
@@ -249,6 +275,35 @@ class RemoteEntries(LocalEntries):
         with self._lock:
             for name in on_store:
                 del self._objects[name]
+
+    def read_entry(self, name: EntryName) -> CacheEntry:
+        """Return what the store's file of an entry says that it is; only its header is
+        fetched.
+
+        Raises:
+            UNREADABLE: one of these, if it was not written by videotune.
+            VideotuneError: if the store cannot be asked.
+        """
+        stored = self._objects[name]
+        return read_entry_from_beginning(
+            lambda size: object_store().read_beginning(stored, size), name
+        )
+
+    def fetch_to(self, name: EntryName, folder: Path) -> None:
+        """Write the store's file of an entry to another cache folder.
+
+        Raises:
+            VideotuneError: if it cannot be fetched or written.
+        """
+        stored = self._objects[name]
+        path = folder / file_of(*name)
+        with self._keeping(stored, folder):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            object_store().fetch(stored, path)
+
+    def address(self, name: EntryName) -> str:
+        """Return the address of an entry on the store."""
+        return str(self._objects[name].url)
 
     def remedy(self, name: EntryName) -> str | None:
         """Return what to do about a damaged entry; None if it is not on the store."""

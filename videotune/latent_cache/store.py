@@ -86,7 +86,8 @@ class LatentCache:
         self._entries: dict[EntryName, CacheEntry] = {}
         self._checked: set[EntryName] = set()
         self._unusable: set[EntryName] = set()
-        self._remote = remote
+        self.remote = remote
+        """The entries on an object store."""
         self._checks: dict[EntryName, Callable[[CacheEntry], bool]] = {}
         """Whether entries fit what they are for that are not here yet."""
         self._lock = RLock()
@@ -109,6 +110,11 @@ class LatentCache:
                 f"{counted(len(unknown_files), 'file')} in the cache {folder} without an entry, "
                 f"such as {min(unknown_files)}; videotune cache prune removes it"
             )
+
+    @property
+    def place(self) -> str:
+        """The address of the object store with the entries, or the folder."""
+        return self.remote.where or str(self.folder)
 
     def _files(self) -> Iterator[str]:
         """Yield all files below the folders of entries, relative to the cache folder."""
@@ -174,7 +180,7 @@ class LatentCache:
         if (kind, key) in self._unusable:
             return False
         if not self.path(kind, key).is_file():
-            return self._remote.has((kind, key))
+            return self.remote.has((kind, key))
         return self.entry(kind, key) is not None
 
     def remote_sizes(self) -> dict[EntryName, int]:
@@ -183,7 +189,7 @@ class LatentCache:
         """
         return {
             name: size
-            for name, size in self._remote.sizes().items()
+            for name, size in self.remote.sizes().items()
             if not self.path(*name).is_file()
         }
 
@@ -194,7 +200,7 @@ class LatentCache:
         Raises:
             VideotuneError: if an entry could not be uploaded.
         """
-        self._remote.finish(wanted)
+        self.remote.finish(wanted)
 
     def put(
         self,
@@ -229,7 +235,7 @@ class LatentCache:
         with self._lock:
             self._forget(entry.name)
             self._entries[entry.name] = entry
-        self._remote.written(entry.name)
+        self.remote.written(entry.name)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -303,12 +309,9 @@ class LatentCache:
         lock.
         """
         names = list(names)
-        self._remote.dropped(names)
+        self.remote.dropped(names)
+        self.drop_copies(names)
         with self._lock, self._writing():
-            for name in names:
-                (self.folder / file_of(*name)).unlink(missing_ok=True)
-                (self.folder / old_file_of(*name)).unlink(missing_ok=True)
-                self._forget(name)
             for file in files:
                 path = self.folder / file
                 if path.is_dir():
@@ -317,6 +320,16 @@ class LatentCache:
                     )
                 else:
                     path.unlink(missing_ok=True)
+
+    def drop_copies(self, names: Iterable[EntryName]) -> None:
+        """Delete the folder's files of entries, and leave an object store as it is. The
+        caller holds the lock.
+        """
+        with self._lock, self._writing():
+            for name in names:
+                (self.folder / file_of(*name)).unlink(missing_ok=True)
+                (self.folder / old_file_of(*name)).unlink(missing_ok=True)
+                self._forget(name)
 
     def mark_unusable(
         self, items: Mapping[EntryName, Item], fits: Callable[[CacheEntry, Item], bool]
@@ -366,14 +379,14 @@ class LatentCache:
                 return self._in_memory[name]
 
         try:
-            tensors = self._remote.read(name, lambda: self._read(name))
+            tensors = self.remote.read(name, lambda: self._read(name))
         except VideotuneError:  # of the object store
             raise
         except UNREADABLE as error:
             entry = self._entries.get(name)
             made_of = f" ({kind} of {entry.made_of[:80]!r})" if entry else ""
             reason = error.args[0] if error.args else error
-            remedy = self._remote.remedy(name) or (
+            remedy = self.remote.remedy(name) or (
                 f"Run `videotune cache verify {self.folder}`: it drops damaged entries, and the next run encodes "
                 "them again."
             )
