@@ -26,15 +26,18 @@ def work_of(
     tiny_bases: Callable[[str], Path],
     tmp_path: Path,
 ) -> WorkOf:
-    """The number of steps, and those between checkpoints -> a run with a sample a process."""
+    """The number of steps, those between checkpoints, and the processes that share a sample
+    -> a run of one sample in each such group.
+    """
 
-    def get(steps: int, save_every: int = 5) -> Work:
+    def get(steps: int, save_every: int = 5, context: int = 1) -> Work:
         config = write_config(
             elastic_folder,
             small_clips,
             tiny_bases("wan"),
             steps=steps,
             save_every=save_every,
+            context=context,
         )
         return Work(config, tmp_path / "run")
 

@@ -123,6 +123,41 @@ def test_more_processes_than_samples(
     assert_same_losses(work.run, reference)
 
 
+def test_processes_that_share_samples_are_killed_and_go_on(
+    launch: Launch, log: Path, work_of: WorkOf, undisturbed: Undisturbed
+) -> None:
+    """Two groups of two processes; one is killed, and all restart with the last save."""
+    reference = undisturbed(24, 2)
+    work = work_of(24, context=2)
+    launcher = launch(work, processes=4)
+    wait_until(lambda: work.step >= 7, "some steps", [log])
+    workers(launcher)[3].send_signal(signal.SIGKILL)
+
+    assert ended(launcher, [log]) == DONE, printed([log])
+    assert_same_losses(work.run, reference)
+    (line,) = work.resumes()
+    assert line["restarted"]
+    assert line["processes"] == 4
+
+
+def test_a_group_of_processes_fewer_continues(
+    launch: Launch, log: Path, work_of: WorkOf, undisturbed: Undisturbed
+) -> None:
+    """Begun by two groups of two processes, the run goes on with one group."""
+    reference = undisturbed(24, 2)
+    work = work_of(24, context=2)
+    several = launch(work, "--auto-resume", processes=4, restarts=0)
+    wait_until(lambda: work.step >= 3, "some steps", [log])
+    several.send_signal(signal.SIGUSR1)
+    assert ended(several, [log]) == FAILED, "torchrun's code after a signal"
+
+    fewer = launch(work, "--auto-resume", processes=2, restarts=0)
+    assert ended(fewer, [log]) == DONE, printed([log])
+    (line,) = work.resumes()
+    assert (line["processes_before"], line["processes"]) == (4, 2)
+    assert_same_losses(work.run, reference)
+
+
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
 @pytest.mark.parametrize("to", ["launcher", "everybody"])
 def test_torchrun_hands_on_what_slurm_sends(

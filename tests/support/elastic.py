@@ -67,6 +67,7 @@ def write_config(
     steps: int,
     samples: int = 1,
     save_every: int = 5,
+    context: int = 1,
 ) -> Path:
     """Write the config of a run that learns a little in each of its steps.
 
@@ -77,6 +78,7 @@ def write_config(
         steps: of the run.
         samples: that a process takes in each step.
         save_every: steps between two checkpoints.
+        context: processes that share a sample.
     """
     settings: dict[str, Any] = {
         "base_model_name": str(base),
@@ -86,6 +88,7 @@ def write_config(
         "steps": steps,
         "save_every": save_every,
         "batch_size": samples,
+        "context_parallel": context,
         "caption_dropout": 0.3,
         "learning_rate": 0.001,
         "samples": 1,
@@ -95,7 +98,8 @@ def write_config(
         part, _, name = key.rpartition(".")
         section = settings.setdefault(part, {}) if part else settings
         section[name] = int(value)
-    config = folder / f"{steps}-steps-of-{samples}-saved-each-{save_every}.json"
+    name = f"{steps}-steps-of-{samples}-saved-each-{save_every}-context-{context}.json"
+    config = folder / name
     config.write_text(json.dumps(settings))
     return config
 
