@@ -244,7 +244,7 @@ class Sound:
     """(B,C,L,1,1)."""
     t: Tensor
     """Noise levels (B,), 0 where it is given."""
-    is_given: bool = False
+    is_conditioning: bool = False
     """Whether it is fed clean and not learnt."""
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Sound:
@@ -289,7 +289,7 @@ class Batch:
     """Whether ``conditioning_mask`` may hold True. False saves asking the device."""
     sound: Sound | None = None
     """None: the samples have no sound."""
-    video_is_given: bool = False
+    video_is_conditioning: bool = False
     """Whether the whole video is fed clean, and only the sound is learnt."""
 
     @classmethod

@@ -24,7 +24,7 @@ from tests.support.run_parts import fill as fill_cache
 from videotune.data.decode import decode
 from videotune.data.frame_sampling import draw_frames
 from videotune.data.probe import probe
-from videotune.diffusion.loss import denoising_loss, objective
+from videotune.diffusion.loss import denoising_loss, objective_for_prediction
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.job.job import Job, open_job
 from videotune.job.overrides import Overrides, resolve_config
@@ -218,7 +218,7 @@ def made(
         ),
         clips={clip.id: clip for clip in clips},
         buckets=tuple(tuple(bucket) for bucket in buckets),
-        objective=objective("flow", {}, TimestepSampler()),
+        objective=objective_for_prediction("flow", {}, TimestepSampler()),
         spec=SimpleNamespace(
             is_in_place=lambda condition: False,
             is_on_channels=lambda condition: False,

@@ -30,7 +30,7 @@ from transformers.optimization import (
 from videotune.adapters.lora import adapter_off, add_lora
 from videotune.config.schema import Optimizer
 from videotune.config.sections import Lora
-from videotune.diffusion.loss import objective
+from videotune.diffusion.loss import objective_for_prediction
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.latent_cache.step_batch import StepBatch
 from videotune.trainer.ema import EmaWeights
@@ -79,7 +79,7 @@ class Setup:
         self.optimizer = make_optimizer(
             {"transformer": list(self.parameters.values())}, Optimizer()
         )
-        self.objective = objective(
+        self.objective = objective_for_prediction(
             "flow", {}, TimestepSampler("LOGIT_NORMAL", 3.0), temporal_consistency=0.5
         )
         self.lr = lr

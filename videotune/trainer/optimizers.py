@@ -41,7 +41,7 @@ class ClassOptimizers(OptimizerList):
     """Optimizers of a class that the config names, one a group or a parameter.
 
     A checkpoint keeps every number of their ``param_groups``. Of the optimizers of the table
-    it keeps only those that updates change (``optimizer_state.COUNTED``).
+    it keeps only those that updates change (``optimizer_state.UPDATED_GROUP_KEYS``).
     """
 
 

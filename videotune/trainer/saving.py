@@ -37,7 +37,7 @@ from videotune.trainer.checkpoint_parts import (
     parts_of,
 )
 from videotune.trainer.optimizer_state import names_with_state
-from videotune.trainer.trainer import Callback, PendingSave, Trainer, times
+from videotune.trainer.trainer import Callback, PendingSave, Trainer, count_due
 
 T = TypeVar("T")
 
@@ -97,7 +97,7 @@ class Saving(Callback):
     def seconds_left(self, trainer: Trainer, step: int, took: float) -> float:
         """Estimate the seconds of the saves to come. One always comes at the last step."""
         last = trainer.job.steps
-        saves = times(self.every, last, step) if self.every else int(step < last)
+        saves = count_due(self.every, last, step) if self.every else int(step < last)
         return saves * took
 
 

@@ -299,7 +299,7 @@ class Callback:
         """Estimate the seconds of its runs from ``step`` + 1 on; the latest took
         ``took``.
         """
-        return times(self.every, trainer.job.steps, step) * took
+        return count_due(self.every, trainer.job.steps, step) * took
 
     def on_end(self, trainer: Trainer, step: int) -> None:
         """Do work after the last step of this process. Called on the main process."""
@@ -312,7 +312,7 @@ def due(step: int, every: int, last: int) -> bool:
     return every > 0 and (step % every == 0 or step == last)
 
 
-def times(every: int, last: int, after: int = -1) -> int:
+def count_due(every: int, last: int, after: int = -1) -> int:
     """Return at how many steps from ``after`` + 1 to ``last`` work is due that is due
     every ``every`` steps and at the last one (see ``due``).
 
