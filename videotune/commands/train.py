@@ -206,7 +206,7 @@ def train_once(
         is_restart = (
             resume is None
             and auto_resume
-            and begun_by_this_command(run, _asked(overrides, allow_skips), dist)
+            and begun_by_this_command(run, _user_request(overrides, allow_skips), dist)
         )
         if is_restart:
             finished = _result_if_finished(run, dist)
@@ -249,7 +249,7 @@ def train_once(
             ):
                 keep_addresses(run, config.notify)
                 if resume is None:
-                    write_begun(run, _asked(overrides, allow_skips))
+                    write_begun(run, _user_request(overrides, allow_skips))
                 return work(opened, run, resume, plan, dist, heartbeat, followers)
 
 
@@ -270,7 +270,7 @@ def _tries_again(error: BaseException) -> bool:
     return isinstance(error, DeviceFull) and bool(error.remedy)
 
 
-def _asked(overrides: Overrides, allow_skips: str | None) -> BegunRun:
+def _user_request(overrides: Overrides, allow_skips: str | None) -> BegunRun:
     """Return what the user asked for; URLs with secrets are in a file of their own."""
     keys = user_keys(overrides)
     if "notify" in keys:
@@ -361,7 +361,7 @@ def explained_loop(trainer: Trainer) -> str:
         if trainer.dist.size > 1:
             rescue = saving.rescue_message(trainer.run)
         else:
-            rescue = saving.save_what_is_good(trainer, trainer.journal.history.last)
+            rescue = saving.save_before_error(trainer, trainer.journal.history.last)
         raise VideotuneError(f"{error} {rescue}") from error
     except NotFinite as error:
         last_good_step = trainer.journal.history.last - trainer.skipped_in_a_row
@@ -369,7 +369,7 @@ def explained_loop(trainer: Trainer) -> str:
             # Tensors whose own gradient was finite were updated in those steps.
             rescue = saving.rescue_message(trainer.run)
         else:
-            rescue = saving.save_what_is_good(trainer, last_good_step)
+            rescue = saving.save_before_error(trainer, last_good_step)
         raise VideotuneError(
             f"{error}; the journal names their clips. {rescue} A resume meets the same steps: "
             "add --set learning_rate=… --override, take the clips out, or start a new run in FLOAT_32."

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from videotune.config.schema import Config
-from videotune.data.candidate_table import CandidateTable, SetFacts
+from videotune.data.candidate_table import CandidateTable, JointResults
 from videotune.data.candidates import Candidate, lacks_only_caption
 from videotune.data.locations import Location
 from videotune.data.packed_rows import return_free_memory
@@ -68,7 +68,7 @@ def compare_clips(
         candidate.mirror()
 
     is_held_out = np.array(held_out, bool)
-    candidates.set_facts(SetFacts(sources, is_held_out, looks_like, finish))
+    candidates.set_joint_results(JointResults(sources, is_held_out, looks_like, finish))
     return [*held_out_notes, *source_notes]
 
 

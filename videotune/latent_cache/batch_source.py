@@ -182,7 +182,7 @@ class BatchSource:
         return self.store.get("conditions", condition_key(self.keys, sample))
 
     @property
-    def variants(self) -> int:
+    def num_variants(self) -> int:
         """How many variants of a window that varies are cached."""
         return self.config.video_config.variants
 
@@ -193,9 +193,9 @@ class BatchSource:
     def is_encoded_in_step(self, window: Window, variant: int) -> bool:
         """Whether a sample is encoded in its step, because no variants are cached."""
         is_plain = variant == DETERMINISTIC_VARIANT
-        return self.variants == 0 and not is_plain and self.varies(window)
+        return self.num_variants == 0 and not is_plain and self.varies(window)
 
-    def variant(self, bucket: int, position: int, epoch: int) -> int:
+    def variant_in_epoch(self, bucket: int, position: int, epoch: int) -> int:
         """Return which variant the window at ``position`` of a bucket shows in epoch
         ``epoch``.
         """
@@ -209,7 +209,7 @@ class BatchSource:
         views_before = epoch * repeats
         if repeats > 1:
             views_before += int(self._earlier_copies[bucket][position])
-        return views_before % self.variants if self.variants else views_before
+        return views_before % self.num_variants if self.num_variants else views_before
 
     @cached_property
     def latents_keys(self) -> dict[tuple[Window, int], str]:
@@ -222,7 +222,7 @@ class BatchSource:
         keys: dict[tuple[Window, int], str] = {}
         for bucket in self.buckets:
             for window in dict.fromkeys(bucket):
-                variants = range(self.variants) if self.varies(window) else (0,)
+                variants = range(self.num_variants) if self.varies(window) else (0,)
                 for variant in variants:
                     sample = self.keys.frame_sample(window, variant)
                     keys[window, variant] = self.keys.latents_key(sample)
@@ -244,7 +244,7 @@ class BatchSource:
     @property
     def _keys_fit_memory(self) -> bool:
         num_windows = sum(len(bucket) for bucket in self.buckets)
-        return num_windows * max(1, self.variants) <= KEYS_IN_MEMORY
+        return num_windows * max(1, self.num_variants) <= KEYS_IN_MEMORY
 
     @cached_property
     def text_in_step(self) -> bool:

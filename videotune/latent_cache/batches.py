@@ -45,7 +45,10 @@ def draws_of(source: BatchSource, step: int) -> StepDraws:
     config = source.config
     bucket, indices = sample_indices(source.schedule, step)
     samples = tuple(
-        (source.buckets[bucket][position], source.variant(bucket, position, epoch))
+        (
+            source.buckets[bucket][position],
+            source.variant_in_epoch(bucket, position, epoch),
+        )
         for position, epoch in indices
     )
     captions = tuple(

@@ -325,8 +325,8 @@ def step_context(trainer: Trainer) -> StepContext:
     return StepContext(
         family=trainer.family,
         objective=trainer.source.objective,
-        # ``job.processes`` counts the groups of processes with which the run began, each of
-        # which shares its samples. So a resume keeps the same steps.
+        # ``job.processes``: how many data-parallel processes the run began with. A resume
+        # with another number splits the same samples anew, so its steps are the same.
         micro_batch_count=config.gradient_accumulation_steps * trainer.job.processes,
         max_grad_norm=config.max_grad_norm,
         network_seed=config.seed if config.lora.dropout else None,
