@@ -41,7 +41,11 @@ class MissingFiles:
         self._times.append(stamp.mtime_ns)
 
     def __iter__(self) -> Iterator[tuple[Path, FileStamp]]:
-        columns = (self._positions, self._sizes, self._times)
+        columns = (
+            self._positions,
+            self._sizes,
+            self._times,
+        )
         for position, size, mtime_ns in zip(*columns, strict=True):
             yield self._paths[position], FileStamp(size, mtime_ns)
 
