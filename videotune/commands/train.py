@@ -136,10 +136,12 @@ def train(
     """
     begun = time.perf_counter() if begun is None else begun
     run = Path(out)
-    how: Resume | None = None
+    resume_options: Resume | None = None
     if resume:
-        how = Resume() if resume is True else resume
-    all_overrides = to_overrides(config, overrides, None if how else allow_skips)
+        resume_options = Resume() if resume is True else resume
+    # A resume trains on what was allowed at the start.
+    skips_of_new_run = None if resume_options else allow_skips
+    all_overrides = to_overrides(config, overrides, skips_of_new_run)
 
     guard_stderr()
     end_process_on_requests()
@@ -147,7 +149,7 @@ def train(
         return train_once(
             all_overrides,
             run,
-            resume=how,
+            resume=resume_options,
             auto_resume=auto_resume or launcher_restarts(),
             allow_skips=allow_skips,
             begun=begun,
@@ -394,12 +396,12 @@ def export_of(trainer: Trainer, why: str) -> list[Exported]:
     """
     job = trainer.job
     recommended = int(recommend_checkpoint(trainer, job.steps)["step"])
-    is_one_enough = job.config.training_method == "FINE_TUNE"
+    exports_last_only = job.config.training_method == "FINE_TUNE"
 
     steps = [job.steps]
     if job.config.early_stopping is not None:
         steps = [recommended]
-    elif recommended != job.steps and not is_one_enough:
+    elif recommended != job.steps and not exports_last_only:
         steps.append(recommended)
 
     exports = []
