@@ -331,7 +331,9 @@ def adapter_off(net: nn.Module) -> Iterator[None]:
             module.training = before
 
 
-def places(net: nn.Module, adapter: str = ADAPTER) -> dict[str, tuple[nn.Module, str]]:
+def locate_parameters(
+    net: nn.Module, adapter: str = ADAPTER
+) -> dict[str, tuple[nn.Module, str]]:
     """Return the module and attribute of each of an adapter's parameters.
 
     They are by the parameters' names without PEFT's adapter name.
@@ -361,7 +363,7 @@ def lora_parameters(net: nn.Module, adapter: str = ADAPTER) -> dict[str, nn.Para
     """Return the adapter's parameters by name, without PEFT's adapter name."""
     return {
         name: getattr(module, attribute)
-        for name, (module, attribute) in places(net, adapter).items()
+        for name, (module, attribute) in locate_parameters(net, adapter).items()
     }
 
 
@@ -371,7 +373,7 @@ def bind_parameters(net: nn.Module, parameters: Mapping[str, nn.Parameter]) -> N
 
     An adapter's names do not contain the adapter's name.
     """
-    locations = places(net)
+    locations = locate_parameters(net)
     for name, parameter in parameters.items():
         if name in locations:
             module, attribute = locations[name]

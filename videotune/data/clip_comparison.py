@@ -35,6 +35,7 @@ def compare_clips(
         Notes. Those on held-out clips are the first ones, since they may say that the
         validation loss is useless.
     """
+    # 1. Near-duplicates and sources, by the pictures of the usable clips.
     clips = _source_clips(candidates, locations, config)
     usable = candidates.usable
     usable_clips = clips.take(usable)
@@ -46,12 +47,13 @@ def compare_clips(
     del pictures
     return_free_memory()
 
+    # 2. Clips that lack only a caption name clips that they look like.
     uncaptioned = _uncaptioned(candidates)
     if len(uncaptioned):
-        # Clips that lack only a caption name clips that they look like.
         looked_at = clips.take(np.concatenate([usable, uncaptioned]))
         _add_near_duplicates(looks_like, looked_at, candidates)
 
+    # 3. Which sources are held out.
     kind_by_dataset = [dataset.kind for dataset in config.datasets]
     held_out, held_out_notes = hold_out(
         sources,
@@ -117,11 +119,10 @@ def _add_near_duplicates(
         second = int(clips.rows[second_position])
         for row, similar_row in ((second, first), (first, second)):
             # A clip that is used does not name one that is not.
-            names_unused = candidates.is_usable(row) and not candidates.is_usable(
-                similar_row
-            )
-            if not names_unused:
-                looks_like.setdefault(row, similar_row)
+            is_used = candidates.is_usable(row)
+            if is_used and not candidates.is_usable(similar_row):
+                continue
+            looks_like.setdefault(row, similar_row)
 
 
 def _dataset_names(

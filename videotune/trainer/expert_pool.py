@@ -188,6 +188,7 @@ def open_pool(
 
     text_groups = attach_text(family, config)
     pool.text_params = frozenset(chain.from_iterable(text_groups.values()))
+    # A resume of a finished run has no step left: its last expert is loaded.
     first_expert = expert_schedule.at(min(max(first, 1), steps))
 
     if not config.transformer.train:
