@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.support.journal_lines import step_line
 from videotune.diffusion.loss import objective_for_prediction
 from videotune.diffusion.timesteps import TimestepSampler
-from videotune.latent_cache.exposure import Exposure, exposure, most, steps_for
+from videotune.latent_cache.exposure import Exposure, exposure, most_views, steps_for
 from videotune.latent_cache.sampler import (
     Schedule,
     bucket_of,
@@ -244,12 +244,12 @@ def test_the_steps_for_so_many_views_are_the_first_that_show_them(
 
     def after(steps: int) -> Exposure:
         shown = exposure(times_seen(schedule, steps), buckets)
-        return shown.more({every[0].id: past}, every)
+        return shown.plus({every[0].id: past}, every)
 
     for wanted in (1, 10, 50):
         steps = steps_for(wanted, after, sum(sizes) / batch)
-        assert most(after(steps)) >= wanted
-        assert steps == 0 or most(after(steps - 1)) < wanted
+        assert most_views(after(steps)) >= wanted
+        assert steps == 0 or most_views(after(steps - 1)) < wanted
 
 
 def test_views_so_far_are_told_in_few_words() -> None:

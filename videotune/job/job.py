@@ -142,7 +142,7 @@ class Job:
         if not self.view_history.step:
             return scheduled
         until_change = self._scheduled_exposure(self.view_history.step)
-        return scheduled.less(until_change).more(
+        return scheduled.minus(until_change).plus(
             self.view_history.views, self.library.windows
         )
 
