@@ -39,7 +39,9 @@ def draw_frames(window: Window, variant: int, seed: int) -> FrameSample:
         times = _swap_neighbours(times, random)
     crop_position = (0.5, 0.5)
     if window.resize == "random" and random is not None:
-        crop_position = (float(random.random()), float(random.random()))
+        down = float(random.random())
+        right = float(random.random())
+        crop_position = (down, right)
     is_flipped = random is not None and _is_flipped(window, variant, seed)
 
     # All variants of a window that does not vary are the same, under one name.
@@ -47,9 +49,9 @@ def draw_frames(window: Window, variant: int, seed: int) -> FrameSample:
     seconds = tuple(float(time) for time in times)
     return FrameSample(
         window,
-        effective_variant,
-        seconds,
-        crop_position,
+        variant=effective_variant,
+        times=seconds,
+        crop_position=crop_position,
         flipped=is_flipped,
     )
 
@@ -59,8 +61,10 @@ def _draw_times(window: Window, random: Generator | None) -> tuple[float, ...]:
     random.
     """
     shape = window.shape
+    window_seconds = window.end - window.start
     if window.sampling == "start":
-        latest_delay = max(0.0, window.end - window.start - shape.frames / shape.fps)
+        sample_seconds = shape.frames / shape.fps
+        latest_delay = max(0.0, window_seconds - sample_seconds)
         delay_share = 0.5 if random is None else random.random()
         start = window.start + latest_delay * delay_share
         return frame_times(start, shape.frames, shape.fps)
@@ -69,11 +73,11 @@ def _draw_times(window: Window, random: Generator | None) -> tuple[float, ...]:
         unclamped = frame_times(window.start, shape.frames, shape.fps)
         return tuple(min(time, window.end) for time in unclamped)
 
-    window_seconds = window.end - window.start
     if window.sampling == "frames" and random is not None:
         times = window.start + window_seconds * random.random(shape.frames)
         return tuple(sorted(times))
-    return frame_times(window.start, shape.frames, shape.frames / window_seconds)
+    fps = shape.frames / window_seconds
+    return frame_times(window.start, shape.frames, fps)
 
 
 def _is_flipped(window: Window, variant: int, seed: int) -> bool:
@@ -84,7 +88,8 @@ def _is_flipped(window: Window, variant: int, seed: int) -> bool:
     """
     if not window.flip:
         return False
-    offset = int(generator_for(seed, "flip", window.id).integers(2))
+    generator = generator_for(seed, "flip", window.id)
+    offset = int(generator.integers(2))
     return (variant + offset) % 2 == 1
 
 
