@@ -86,8 +86,8 @@ def weights_of(config: Config, dtype: str) -> WeightDtypes:
     text_dtype = stored_dtype(config.text_encoder.weight_dtype)
     if dtype == "FLOAT_16" and text_dtype is None:
         # Text encoders then compute in float32, from weights that take half of it.
-        asked = (config.text_encoder.weight_dtype, config.weight_dtype)
-        text_dtype = "FLOAT_16" if "FLOAT_16" in asked else "BFLOAT_16"
+        named_dtypes = (config.text_encoder.weight_dtype, config.weight_dtype)
+        text_dtype = "FLOAT_16" if "FLOAT_16" in named_dtypes else "BFLOAT_16"
 
     matmul_dtype = config.transformer.matmul_dtype
     return WeightDtypes(

@@ -162,15 +162,17 @@ def _write_changed_config(trainer: Trainer) -> None:
     write_json(run / "plan.json", trainer.plan)
 
     settings = job.resolved.to_json()["settings"]
-    asked = {}
+    # What the user set for keys that were replaced at the start; a changed key counts as
+    # set to its new value.
+    user_values = {}
     for key, value in old.get("asked", {}).items():
         is_unchanged = settings[key] == old["settings"][key]
-        asked[key] = value if is_unchanged else settings[key]
+        user_values[key] = value if is_unchanged else settings[key]
     run_dir.write_config(
         run,
         job,
         old["base"]["fingerprints"],
         old["settings"]["train_dtype"],
-        asked,
+        user_values,
         old.get("command"),
     )

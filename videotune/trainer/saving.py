@@ -64,7 +64,7 @@ class Saving(Callback):
         self.every = every
         self._kind = "save"
 
-    def due(self, trainer: Trainer, step: int, asked: Collection[str]) -> bool:
+    def due(self, trainer: Trainer, step: int, requests: Collection[str]) -> bool:
         """Return whether a save or a backup is due after ``step``, and remember which of
         the two for ``run``.
 
@@ -73,8 +73,8 @@ class Saving(Callback):
         is_save = (
             step == trainer.job.steps
             or trainer.signals.stop
-            or "stop" in asked
-            or super().due(trainer, step, asked)
+            or "stop" in requests
+            or super().due(trainer, step, requests)
         )
         is_backup = trainer.dist.is_main and self._backup_is_due(trainer, step)
         self._kind = "backup" if is_backup and not is_save else "save"

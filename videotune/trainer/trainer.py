@@ -274,15 +274,15 @@ class Callback:
         process left undone at the checkpoint's step.
         """
 
-    def due(self, trainer: Trainer, step: int, asked: Collection[str]) -> bool:
+    def due(self, trainer: Trainer, step: int, requests: Collection[str]) -> bool:
         """Return whether it runs after ``step``. If one process says yes, all run it.
 
         Args:
             trainer: the run.
             step: the step that is done.
-            asked: the keys of control.json.
+            requests: the keys of control.json, by which a user asks for something now.
         """
-        return due(step, self.every, trainer.job.steps) or self.control_key in asked
+        return due(step, self.every, trainer.job.steps) or self.control_key in requests
 
     def run(self, trainer: Trainer, step: int) -> None:
         """Do the work of ``step``. It changes nothing of the training."""
