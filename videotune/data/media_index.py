@@ -223,6 +223,7 @@ class MediaIndex:
         the index. Return what went wrong, by key.
         """
         failures: dict[str, str] = {}
+
         self._saved_at = time.monotonic()
         try:
             answers = self._listen_in_workers(missing, rows, until)

@@ -286,6 +286,7 @@ def predict_and_target(
         t = torch.zeros_like(
             t
         )  # it is fed clean, and ``t`` is the noise level of the sound
+
     x_t, v = noisy_and_velocity(objective, batch, t, noise)
     if batch.sound is None:
         prediction = Velocity(family.predict(net, x_t, t, batch).to(v.dtype))
@@ -294,6 +295,7 @@ def predict_and_target(
         sound_x_t, sound_v = noisy_sound(objective, batch.sound)
         prediction = family.predict_with_sound(net, x_t, t, batch, sound_x_t)
         velocity = Velocity(v, sound_v)
+
     assert prediction.video.shape == v.shape, (
         f"predicted {tuple(prediction.video.shape)} for latents {tuple(v.shape)}"
     )

@@ -184,6 +184,7 @@ class TimestepSampler:
                 f"the numbers of BETA are {self.alpha} and {self.beta}. "
                 f"Set two above 0, at most 1000"
             )
+
         if self.num_timesteps is not None and self.num_timesteps < 2:
             return (
                 f"a schedule of {self.num_timesteps} timesteps cannot be trained; "

@@ -424,6 +424,7 @@ def refuse_nothing_to_learn(config: Config) -> None:
         for dataset in trained
         if dataset.kind == "regularization" and dataset.prior_preservation is not False
     ]
+
     if trained and len(preserved) == len(trained):
         raise VideotuneError(
             "datasets: all of them are regularization, whose target is the base model's own prediction, "

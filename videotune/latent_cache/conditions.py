@@ -361,6 +361,7 @@ def condition_form(
     if sample.type == SOUND:
         assert spec.sound is not None
         return {LATENTS: ("float32", (spec.sound.channels, spec.sound.latents(shape)))}
+
     frames, rows, columns = spec.rules.latent_size(shape)
     if sample.type == "mask":
         size = (spec.latent_channels, frames, rows, columns)
@@ -368,6 +369,7 @@ def condition_form(
             LATENTS: ("float32", size),
             KNOWN: ("uint8", (frames, rows, columns)),
         }
+
     count = sample.latent_frames
     if sample.type in ENCODED_ALONE:
         count = latents_of_end(sample.type, count, shape, spec)

@@ -84,6 +84,7 @@ def _conditions_of(
     """
     types_of_most_samples = conditions_of_most_samples(job.config, job.spec)
     drawn_sets = channel_sets(job.config, job.spec)
+
     conditions: list[ConditionSample] = []
     for window, variant in samples:
         is_plain = variant == DETERMINISTIC_VARIANT
@@ -94,6 +95,7 @@ def _conditions_of(
         ]
         for samples_of_boxes in choices:
             conditions += samples_of_boxes[:1] if is_plain else samples_of_boxes
+
         if window.shape.sound:
             conditions.append(ConditionSample(window, variant, SOUND))
     return conditions

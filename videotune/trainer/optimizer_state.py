@@ -155,12 +155,14 @@ def _flat(name: str, value: Any) -> dict[str, Tensor]:
         if value.layout is not torch.strided:
             raise ValueError(f"optimizer state {name} is sparse: it cannot be saved")
         return {name: value}
+
     if isinstance(value, bool):
         return {f"{name}{BOOL_SUFFIX}": torch.tensor(value)}
     if isinstance(value, int):
         return {f"{name}{INT_SUFFIX}": torch.tensor(value, dtype=torch.int64)}
     if isinstance(value, float):
         return {f"{name}{FLOAT_SUFFIX}": torch.tensor(value, dtype=torch.float64)}
+
     if value is None or isinstance(value, str | list | tuple | dict | deque):
         return _flat_nested(name, value)
     raise ValueError(
@@ -189,6 +191,7 @@ def _described(name: str, value: Any, tensors: list[Tensor]) -> Any:
     if isinstance(value, Tensor):
         tensors.append(value)
         return ["tensor", len(tensors) - 1]
+
     if isinstance(value, dict):
         pairs = []
         for key, inner in value.items():
@@ -196,6 +199,7 @@ def _described(name: str, value: Any, tensors: list[Tensor]) -> Any:
             described_inner = _described(name, inner, tensors)
             pairs.append([described_key, described_inner])
         return ["dict", pairs]
+
     for kind in (list, tuple, deque):
         if type(value) is kind:
             content = [_described(name, inner, tensors) for inner in value]
