@@ -309,7 +309,6 @@ class LatentCache:
                 (self.folder / file_of(*name)).unlink(missing_ok=True)
                 (self.folder / old_file_of(*name)).unlink(missing_ok=True)
                 self._forget(name)
-
             for file in files:
                 path = self.folder / file
                 if path.is_dir():
