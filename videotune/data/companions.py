@@ -62,6 +62,7 @@ def used_companions(file: ClipFile, config: Config) -> dict[Role, Companion]:
         "reference": "reference" in config.condition_types,
         "control": "control" in config.condition_types,
     }
+
     companions = {}
     for role, path in file.companions:
         if not is_used[role]:

@@ -178,6 +178,7 @@ def _open(
     mask_folder = None
     if config.loss_mask.is_used and dataset.loss_masks is not None:
         mask_folder = Path(dataset.loss_masks).expanduser()
+
     return open_location(
         dataset.path,
         cache,

@@ -288,6 +288,7 @@ def _too_few_sources_note(source_count: int, clip_count: int) -> str:
             f" ({clip_count} clips: some are cuts of one video, by their names or their "
             "pictures)"
         )
+
     note += (
         f". Add clips, or put {HELD_OUT_NEEDED} or more into a folder of their own: "
         "--held-out FOLDER"

@@ -361,6 +361,7 @@ def condition_form(
     if sample.type == SOUND:
         assert spec.sound is not None
         return {LATENTS: ("float32", (spec.sound.channels, spec.sound.latents(shape)))}
+
     frames, rows, columns = spec.rules.latent_size(shape)
     if sample.type == "mask":
         size = (spec.latent_channels, frames, rows, columns)
@@ -368,6 +369,7 @@ def condition_form(
             LATENTS: ("float32", size),
             KNOWN: ("uint8", (frames, rows, columns)),
         }
+
     count = sample.latent_frames
     if sample.type in ENCODED_ALONE:
         count = latents_of_end(sample.type, count, shape, spec)
@@ -388,8 +390,12 @@ def companion_sample(
     return replace(sample, window=replace(sample.window, clip_id=file_id), times=times)
 
 
-def usual_conditions(config: Config, spec: ModelSpec) -> frozenset[str]:
-    """Return the types of the conditions that at least half of the samples have."""
+def conditions_of_most_samples(config: Config, spec: ModelSpec) -> frozenset[str]:
+    """Return the types of the conditions that at least half of the samples have.
+
+    Validation and previews draw no conditions, so their samples have all of these and no
+    others.
+    """
     return frozenset(
         name
         for name, share in config.condition_shares.items()

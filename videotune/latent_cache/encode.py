@@ -109,6 +109,7 @@ def encode_missing(
             _encode_conditions(family, writer, keys, todo.conditions, media, progress)
         finally:
             family.free("vae")
+
         rules = family.spec.rules
         waited += _write_masks(
             writer, keys, rules, todo.masks, media, workers, progress

@@ -119,6 +119,7 @@ class DiffusersModel(TextEncodingCheckpoint):
             return
         if "series" not in vars(cls):
             cls.series = cls.spec.title
+
         name = cls.spec.name
         existing = FAMILIES.setdefault(name, cls)
         if (existing.__module__, existing.__qualname__) != (
@@ -129,6 +130,7 @@ class DiffusersModel(TextEncodingCheckpoint):
                 f"two families are named {name!r}: in {existing.__module__} and in "
                 f"{cls.__module__}"
             )
+
         layouts = (*cls.file_names, cls.original_names or ())
         add_file_rules(cls.transformer_class, name, layouts)
 

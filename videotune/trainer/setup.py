@@ -215,6 +215,7 @@ def _print_notes(job: Job, dist: DistributedContext) -> None:
         echo(
             f"{counted(repeated, 'note')} as shown before (videotune check --verbose shows them)"
         )
+
     remember(job.cache, new_notes)
     if dtype_name(job.config) == "FLOAT_16":
         echo(f"note: {FLOAT_16_NOTE}")
