@@ -1,6 +1,7 @@
 """Sound: what is learnt of a clip, and how much it counts."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,18 @@ def test_what_cannot_act_beside_foley_is_refused(
 ) -> None:
     with pytest.raises(VideotuneError):
         job_of(sounding, knobs(["sound"], **wrong))
+
+
+@pytest.mark.parametrize(
+    ("generate", "refused"), [(["video", "sound"], True), (["sound"], False)]
+)
+def test_updates_within_backward_of_video_and_sound_are_not_compiled(
+    sounding: Lab, generate: list[str], refused: bool
+) -> None:
+    """A silent clip's gradients of zero would move what only sound reads."""
+    wanted = {"compile": True, "optimizer": {"step_in_backward": True}}
+    with pytest.raises(VideotuneError, match="compile") if refused else nullcontext():
+        job_of(sounding, knobs(generate, **wanted))
 
 
 def test_a_model_without_sound_is_refused_by_the_key(lab: Lab) -> None:

@@ -90,6 +90,12 @@ def cannot_compile(config: Config) -> str | None:
     """Return why the config cannot be compiled, or None."""
     if config.deterministic:
         return "compiled kernels cannot promise the same bits, which deterministic asks for"
+    learns_both = config.learns_sound and config.learns_video
+    if learns_both and config.optimizer.step_in_backward:
+        return (
+            "in a step of silent clips compiled blocks have gradients of zero for what only sound reads, and with "
+            "optimizer.step_in_backward these would move its weights"
+        )
     return None
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from videotune.memory.sharding import Shards
+from videotune.adapters.adapter_types import parse_param_name
 from videotune.trainer.optimizers import clip_grad_norm, norm_of
 from videotune.trainer.step_context import StepContext, TrainableState
 from videotune.trainer.step_record import Clock
@@ -51,7 +51,10 @@ def sum_and_clip(
         shards.take_gradients()  # FSDP has summed them: nothing is sent
         if one_modality_only:
             shards.drop_zero_gradients(context.dist.all_reduce)
-            _drop_zeros_of_replicated(trainable, shards)
+    # FSDP's hooks and compiled blocks give zeros where nothing reads a module's output.
+    gives_zeros = shards is not None or context.compiled is not None
+    if one_modality_only and gives_zeros:
+        _drop_zeros_of_whole(trainable)
     if trainable.masters is not None:
         trainable.masters.grads_to_masters()
 
@@ -83,21 +86,23 @@ def sum_and_clip(
 
 
 @torch.no_grad()
-def _drop_zeros_of_replicated(trainable: TrainableState, shards: Shards) -> None:
-    """Remove the gradients that are zero, of parameters that every process has whole;
+def _drop_zeros_of_whole(trainable: TrainableState) -> None:
+    """Remove the gradients that are zero, of parameters that this process has whole;
     ``Shards.drop_zero_gradients`` does so for those that are sharded.
 
     An adapter's are removed only if all of the module's are zero: the first factor of a
     new LoRA has a gradient of zero although the module was used.
     """
+    shards = trainable.shards
+    sharded_names = () if shards is None else shards.local_parameters
     by_module: dict[str, list[nn.Parameter]] = {}
     gradients: dict[str, list[Tensor]] = {}
     own_parameters = trainable.module_params or trainable.parameters
     for name, parameter in own_parameters.items():
-        if parameter.grad is None or name in shards.local_parameters:
+        if parameter.grad is None or name in sharded_names:
             continue
-        is_adapter = not shards.layout  # an adapter on a sharded base is never sharded
-        module = _module_of(name) if is_adapter else name
+        adapter_part = parse_param_name(name)
+        module = name if adapter_part is None else adapter_part[0]
         by_module.setdefault(module, []).append(parameter)
         gradients.setdefault(module, []).append(parameter.grad)
     if not by_module:
@@ -108,12 +113,6 @@ def _drop_zeros_of_replicated(trainable: TrainableState, shards: Shards) -> None
         if norm == 0:
             for parameter in by_module[module]:
                 parameter.grad = None
-
-
-def _module_of(name: str) -> str:
-    """Return the path of the module to which a parameter of an adapter belongs."""
-    module, is_lora, _ = name.partition(".lora_")
-    return module if is_lora else name.rpartition(".")[0]
 
 
 def _by_sharding(
