@@ -203,7 +203,7 @@ class Dense:
             captions = [
                 self.source.clips[window.clip_id].captions[0] for window in some
             ]
-            types = [self.source.condition_reader.usual] * len(some)
+            types = [self.source.condition_reader.types_of_most_samples] * len(some)
             batch = assemble(
                 self.source,
                 some,

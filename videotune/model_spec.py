@@ -306,19 +306,19 @@ class ModelSpec:
     """Whether training draws with that shift unless told otherwise."""
 
     @property
-    def is_given_video(self) -> bool:
+    def has_conditioning_video(self) -> bool:
         """Whether samples of a run are given their whole video."""
         return self.generates == ("sound",)
 
     @property
-    def is_given_sound(self) -> bool:
+    def has_conditioning_sound(self) -> bool:
         """Whether samples of a run are given their sound."""
         return self.reads_sound and self.generates == ("video",)
 
     @property
-    def is_given_modality(self) -> bool:
+    def has_conditioning_modality(self) -> bool:
         """Whether samples of a run are given their video or their sound."""
-        return self.is_given_video or self.is_given_sound
+        return self.has_conditioning_video or self.has_conditioning_sound
 
     @property
     def conditions(self) -> Mapping[str, ConditionSupport]:

@@ -8,7 +8,9 @@ Latents are always normalised, (B, C, F, H, W), and float32 where losses are tak
 A run learns video, sound or both (the config's ``generate``). *Learnt* is what is noised
 and has a loss; *given* is what the network is fed clean and without a loss: a video or a
 sound that is not learnt, or cells of a video that is (a first frame, what a mask leaves).
-*Shown* is what the network reads on channels that it has in addition to its latents'.
+Fields call it conditioning (``conditioning_mask``, ``is_conditioning``). *Shown* is what
+the network reads on channels that it has in addition to its latents'. ``docs/glossary.md``
+has the other words of this code.
 
 ``t`` lies in [0, 1]: 0 is data, 1 is noise. For v-prediction t is k / (K - 1) with an
 integer timestep k; for flow matching it is the noise level itself. The timestep input
@@ -244,7 +246,7 @@ class Sound:
     """(B,C,L,1,1)."""
     t: Tensor
     """Noise levels (B,), 0 where it is given."""
-    is_given: bool = False
+    is_conditioning: bool = False
     """Whether it is fed clean and not learnt."""
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Sound:
@@ -289,7 +291,7 @@ class Batch:
     """Whether ``conditioning_mask`` may hold True. False saves asking the device."""
     sound: Sound | None = None
     """None: the samples have no sound."""
-    video_is_given: bool = False
+    video_is_conditioning: bool = False
     """Whether the whole video is fed clean, and only the sound is learnt."""
 
     @classmethod

@@ -102,7 +102,7 @@ def test_a_failed_step_has_let_go_before_the_state_is_saved(
     device.
     """
     held: list[ref[torch.Tensor]] = []
-    loss, save = network_pass.denoising_loss, out_of_memory.save_what_is_good
+    loss, save = network_pass.denoising_loss, out_of_memory.save_before_error
 
     def greedy(*given: Any) -> Any:
         large = torch.ones(4, 4)
@@ -118,7 +118,7 @@ def test_a_failed_step_has_let_go_before_the_state_is_saved(
         return save(*given)
 
     monkeypatch.setattr(network_pass, "denoising_loss", greedy)
-    monkeypatch.setattr(out_of_memory, "save_what_is_good", saving)
+    monkeypatch.setattr(out_of_memory, "save_before_error", saving)
     with pytest.raises(DoesNotFit, match="out of memory in step 3"):
         train(work.overrides("steps=4"), work.run)
     assert len(held) == 3

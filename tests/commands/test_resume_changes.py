@@ -471,7 +471,7 @@ def counts_agree(run: Path, steps: int) -> None:
     assert by_clip == dict(promised.clips)
     planned = read_json(run / "plan.json")["views"]
     assert planned["per_window"]["max"] == max(promised.windows.values())
-    assert min(planned["steps_for"].values()) >= job.past.step, (
+    assert min(planned["steps_for"].values()) >= job.view_history.step, (
         "no step of which nothing is known any more"
     )
     assert job.views_at(steps) == pytest.approx(sum(views.values()) / len(now), abs=1)

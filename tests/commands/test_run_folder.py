@@ -52,7 +52,7 @@ from videotune.reporter.contact_sheet import cache_pictures, copy_pictures
 from videotune.reporter.diagnosis import diagnose, repair_journal
 from videotune.runs import checkpoint_writer, journal
 from videotune.runs.journal import read_journal
-from videotune.runs.rollback import FACTS
+from videotune.runs.rollback import RUN_RECORDS
 from videotune.runs.run_dir import OWN, SCHEDULER, begin, only_process, poll_control
 from videotune.runs.schemas import read_record
 from videotune.trainer import checkpoint_parts, loop, saving
@@ -115,7 +115,7 @@ def test_killed_anywhere_in_the_start_of_a_run_the_same_command_begins_it(
             started(run)
             assert not list(run.glob(".part-*"))
         copy_pictures(job, run)  # as a resume does
-        assert all(read_record(run / f"{name}.json") for name in FACTS)
+        assert all(read_record(run / f"{name}.json") for name in RUN_RECORDS)
         assert len(list((run / "pictures").iterdir())) == len(job.library.clips)
 
 

@@ -44,7 +44,7 @@ from videotune.trainer.progress import (
 )
 from videotune.trainer.resume import Resume
 from videotune.trainer.throughput import time_left
-from videotune.trainer.trainer import Trainer, due, times
+from videotune.trainer.trainer import Trainer, count_due, due
 from videotune.trainer.views_counted import ViewsCounted
 from videotune.types import ClipShape
 from videotune.validation import embeddings
@@ -492,7 +492,7 @@ def counted(trainer: Trainer) -> Iterator[list[int]]:
 
 @given(st.integers(0, 12), st.integers(1, 60), st.integers(-1, 60))
 def test_it_is_counted_as_often_as_it_is_due(every: int, last: int, after: int) -> None:
-    assert times(every, last, after) == sum(
+    assert count_due(every, last, after) == sum(
         due(step, every, last) for step in range(after + 1, last + 1)
     )
 

@@ -10,7 +10,7 @@ from videotune.diffusion.loss import (
     Objective,
     denoising_loss,
     noisy_and_velocity,
-    objective,
+    objective_for_prediction,
     robust,
     weighted_mean,
 )
@@ -54,7 +54,7 @@ def batch_of(size: int = 3, frames: int = 5, side: int = 6) -> Batch:
 def plain(
     kind: str = "flow", strength: float = 0.0, weighting: str = "none"
 ) -> Objective:
-    return objective(
+    return objective_for_prediction(
         kind, V if kind == "v" else {}, TimestepSampler(), weighting, strength
     )
 
@@ -358,11 +358,13 @@ def test_every_constant_of_v_counts(name: str) -> None:
         "num_train_timesteps": 500,
         "snr_shift_scale": 1.0,
     }
-    changed = objective("v", {**V, name: other.get(name, False)}, TimestepSampler())
+    changed = objective_for_prediction(
+        "v", {**V, name: other.get(name, False)}, TimestepSampler()
+    )
     t = torch.tensor([0.2, 1.0])
     assert not torch.equal(changed.noise_path(t).alpha, plain("v").noise_path(t).alpha)
     with pytest.raises(VideotuneError, match=name):
-        objective(
+        objective_for_prediction(
             "v",
             {key: value for key, value in V.items() if key != name},
             TimestepSampler(),

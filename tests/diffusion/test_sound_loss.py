@@ -13,7 +13,7 @@ from videotune.diffusion.loss import (
     denoising_loss,
     noisy_and_velocity,
     noisy_sound,
-    objective,
+    objective_for_prediction,
     robust,
 )
 from videotune.diffusion.timesteps import TimestepSampler
@@ -41,9 +41,11 @@ class Duet:
         return Velocity(self.factor * x_t, 2 * self.factor * sound_x_t)
 
 
-def with_sound(batch: Batch, *, is_given: bool = False) -> Batch:
+def with_sound(batch: Batch, *, is_conditioning: bool = False) -> Batch:
     shape = (len(batch), 4, LENGTH, 1, 1)
-    sound = Sound(numbers(*shape, seed=5), numbers(*shape, seed=6), SOUND_T, is_given)
+    sound = Sound(
+        numbers(*shape, seed=5), numbers(*shape, seed=6), SOUND_T, is_conditioning
+    )
     return replace(batch, sound=sound)
 
 
@@ -55,7 +57,7 @@ def mean(x: Tensor) -> Tensor:
 def test_the_sound_s_loss_is_added_with_the_weight_of_its_own_noise_level(
     kind: str,
 ) -> None:
-    how = objective("v", V, TimestepSampler(), "min_snr")
+    how = objective_for_prediction("v", V, TimestepSampler(), "min_snr")
     how = replace(how, loss=kind, delta=0.3, sound_weight=0.25)
     batch = replace(with_sound(batch_of()), loss_weight=torch.tensor([1.0, 0.5, 3.0]))
     noise = numbers(3, 4, 5, 6, 6, seed=1)
@@ -87,10 +89,10 @@ def test_the_sound_s_loss_is_added_with_the_weight_of_its_own_noise_level(
 
 
 def test_sound_that_is_given_has_no_loss() -> None:
-    how = objective("flow", {}, TimestepSampler())
+    how = objective_for_prediction("flow", {}, TimestepSampler())
     noise = numbers(3, 4, 5, 6, 6, seed=1)
     out = denoising_loss(
-        Duet(), conv(), how, with_sound(batch_of(), is_given=True), T, noise
+        Duet(), conv(), how, with_sound(batch_of(), is_conditioning=True), T, noise
     )
     x_t, v = noisy_and_velocity(how, batch_of(), T, noise)
     assert out.sound_mse is None
@@ -98,8 +100,10 @@ def test_sound_that_is_given_has_no_loss() -> None:
 
 
 def test_sound_for_a_given_video_is_learnt_alone_and_sees_it_clean() -> None:
-    how = replace(objective("flow", {}, TimestepSampler()), sound_weight=0.25)
-    batch = replace(with_sound(batch_of()), video_is_given=True)
+    how = replace(
+        objective_for_prediction("flow", {}, TimestepSampler()), sound_weight=0.25
+    )
+    batch = replace(with_sound(batch_of()), video_is_conditioning=True)
     noise = numbers(3, 4, 5, 6, 6, seed=1)
     family = Duet()
     out = denoising_loss(family, conv(), how, batch, T, noise)
@@ -115,7 +119,7 @@ def test_sound_for_a_given_video_is_learnt_alone_and_sees_it_clean() -> None:
 
 
 def test_prior_samples_aim_at_what_the_base_says_of_their_sound() -> None:
-    how: Objective = objective("flow", {}, TimestepSampler())
+    how: Objective = objective_for_prediction("flow", {}, TimestepSampler())
     batch = with_sound(batch_of())
     noise = numbers(3, 4, 5, 6, 6, seed=1)
     data = data_velocity(how, batch, T, noise)

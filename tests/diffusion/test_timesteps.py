@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.tiny_networks import no_host_sync
-from videotune.diffusion.loss import objective
+from videotune.diffusion.loss import objective_for_prediction
 from videotune.diffusion.noise_paths import (
     flow_path,
     scaled_linear_alphas_cumprod,
@@ -457,7 +457,7 @@ class Operations(TorchDispatchMode):
 
 def test_the_table_is_made_once_and_never_of_fake_numbers() -> None:
     path, t = (
-        objective("v", CONSTANTS, TimestepSampler()).noise_path,
+        objective_for_prediction("v", CONSTANTS, TimestepSampler()).noise_path,
         torch.tensor([0.0, 0.3, 1.0]),
     )
     with FakeTensorMode():  # a plan may come first …
@@ -479,7 +479,7 @@ def test_the_table_is_made_once_and_never_of_fake_numbers() -> None:
 @pytest.mark.cuda
 def test_the_host_does_not_wait_for_the_table() -> None:
     path, t = (
-        objective("v", CONSTANTS, TimestepSampler()).noise_path,
+        objective_for_prediction("v", CONSTANTS, TimestepSampler()).noise_path,
         torch.rand(3, device="cuda"),
     )
     path(t)

@@ -52,8 +52,8 @@ def test_what_is_generated_decides_what_is_noised_and_what_counts(
         sound = batch.sound
         seen[str(generate)] = (
             window.shape.sound,
-            None if sound is None else sound.is_given,
-            batch.video_is_given,
+            None if sound is None else sound.is_conditioning,
+            batch.video_is_conditioning,
         )
         if sound is None:
             continue

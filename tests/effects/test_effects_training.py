@@ -277,7 +277,7 @@ def test_blocks_are_recomputed_in_backward_and_less_is_kept(lab: Lab) -> None:
     for mode in ("OFF", "ON", "CPU_OFFLOADED", "IN_PARTS"):
         trainer = trainer_of(lab, {"gradient_checkpointing": mode})
         kept[mode], seen = kept_by_the_graph(trainer), []
-        streams: Any = trainer.pool.streams
+        streams: Any = trainer.pool.block_offload
         sent = 0 if streams is None else streams.activation_offload.bytes
         trainer.net.blocks[0].attn1.to_q.register_forward_hook(
             lambda *_, seen=seen: seen.append(1)
@@ -591,7 +591,7 @@ def test_so_many_blocks_wait_on_the_host_and_are_loaded_for_their_turn(
         away[fraction] = sum(p.numel() * 4 for p in own) - sum(
             p.untyped_storage().nbytes() for p in own
         )
-        streams = trainer.pool.streams
+        streams = trainer.pool.block_offload
         loads[fraction] = 0 if streams is None else streams.buffers.loads
     block = sum(
         p.numel() * 4

@@ -24,7 +24,7 @@ from tests.support.run_parts import fill as fill_cache
 from videotune.data.decode import decode
 from videotune.data.frame_sampling import draw_frames
 from videotune.data.probe import probe
-from videotune.diffusion.loss import denoising_loss, objective
+from videotune.diffusion.loss import denoising_loss, objective_for_prediction
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.job.job import Job, open_job
 from videotune.job.overrides import Overrides, resolve_config
@@ -218,7 +218,7 @@ def made(
         ),
         clips={clip.id: clip for clip in clips},
         buckets=tuple(tuple(bucket) for bucket in buckets),
-        objective=objective("flow", {}, TimestepSampler()),
+        objective=objective_for_prediction("flow", {}, TimestepSampler()),
         spec=SimpleNamespace(
             is_in_place=lambda condition: False,
             is_on_channels=lambda condition: False,
@@ -268,7 +268,10 @@ def test_each_view_of_a_window_shows_its_next_variant(tmp_path: Path) -> None:
     for step in range(1, 7 * 6 + 1):  # 7 entries, 2 a step: 12 passes
         bucket, places = sample_indices(source.schedule, step)
         views = [
-            (source.buckets[bucket][place], source.variant(bucket, place, epoch))
+            (
+                source.buckets[bucket][place],
+                source.variant_in_epoch(bucket, place, epoch),
+            )
             for place, epoch in places
         ]
         takes = [draw_frames(*view, 0) for view in views]
@@ -339,7 +342,9 @@ def test_encoding_in_the_loop_gives_what_the_cache_holds(make: Make) -> None:
         for source in (cached, in_the_loop)
     ]
     second = [
-        source.draw_latents(source.buckets[0][0], source.variant(0, 0, 1), ()).mean
+        source.draw_latents(
+            source.buckets[0][0], source.variant_in_epoch(0, 0, 1), ()
+        ).mean
         for source in (cached, in_the_loop)
     ]
     assert torch.equal(*first)
@@ -638,8 +643,17 @@ def test_image_noise_has_variants_of_every_window(make: Make, tmp_path: Path) ->
             ] == pytest.approx(wanted_, abs=1e-5)
         assert noise_in(in_the_loop, window, 9, plain) not in wanted_
     bucket = source.buckets[0]
-    assert [source.variant(0, 0, epoch) for epoch in range(6)] == [0, 1, 2, 3, 0, 1]
-    assert [in_the_loop.variant(0, 0, epoch) for epoch in range(6)] == list(range(6))
+    assert [source.variant_in_epoch(0, 0, epoch) for epoch in range(6)] == [
+        0,
+        1,
+        2,
+        3,
+        0,
+        1,
+    ]
+    assert [in_the_loop.variant_in_epoch(0, 0, epoch) for epoch in range(6)] == list(
+        range(6)
+    )
     names = {
         source.keys.latents_key(source.keys.frame_sample(bucket[0], v))
         for v in (DETERMINISTIC_VARIANT, 0, 1, 2, 3)

@@ -23,7 +23,7 @@ from tests.support.families import (
 from videotune.commands.sample import shape_of
 from videotune.config.resolve import resolve
 from videotune.data.clip_sizes import choose_size, parse_resolution
-from videotune.diffusion.loss import denoising_loss, objective
+from videotune.diffusion.loss import denoising_loss, objective_for_prediction
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import VideotuneError
 from videotune.job.job import open_job
@@ -48,7 +48,9 @@ def test_the_loss_is_the_published_one(
     batch = batch_of(family, ["a", "b"])
     net, loss = (
         family.denoiser(),
-        objective("v", family.spec.prediction_constants, TimestepSampler()),
+        objective_for_prediction(
+            "v", family.spec.prediction_constants, TimestepSampler()
+        ),
     )
     noise, t = torch.randn_like(batch.x0), torch.tensor([30 / 999, 0.8])
     scheduler = CogVideoXDDIMScheduler.from_pretrained(
@@ -92,7 +94,7 @@ def test_the_frame_in_front_is_a_copy_with_noise_of_its_own(
     )
     torch.manual_seed(0)
     noise, t = torch.randn_like(batch.x0), torch.tensor([0.3])
-    path = objective(
+    path = objective_for_prediction(
         "v", family.spec.prediction_constants, TimestepSampler()
     ).noise_path(t)
     with torch.no_grad():

@@ -32,7 +32,7 @@ from tests.support.oracles import oracle, unpacked
 from videotune.adapters.layers import LiveText, add_rows
 from videotune.adapters.lora import add_lora
 from videotune.config.sections import Embedding, Lora
-from videotune.diffusion.loss import Objective, denoising_loss, objective
+from videotune.diffusion.loss import Objective, denoising_loss, objective_for_prediction
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import VideotuneError
 from videotune.memory.checkpointing import checkpoint_blocks, checkpoint_text
@@ -247,7 +247,7 @@ def test_oracle(family: Any, given: bool) -> None:
         for expert, net in families.denoisers(family).items()
     }
     t, noise = torch.tensor([0.4]), torch.randn_like(batch.x0)
-    path = objective(
+    path = objective_for_prediction(
         family.spec.prediction, family.spec.prediction_constants, TimestepSampler()
     ).noise_path(t)
     x_t = torch.where(
@@ -549,7 +549,7 @@ def test_clips_may_be_encoded_while_previews_are_decoded(
 def objective_of(spec: ModelSpec, low: float = 0.0, high: float = 1.0) -> Objective:
     """What the family is trained with, between two noise levels."""
     levels = TimestepSampler(spec.timestep_distribution, spec.timestep_shift, low, high)
-    return objective(spec.prediction, spec.prediction_constants, levels)
+    return objective_for_prediction(spec.prediction, spec.prediction_constants, levels)
 
 
 @KINDS

@@ -20,17 +20,17 @@ from videotune.adapters.lora import add_lora
 from videotune.config.resolve import resolve
 from videotune.config.sections import Lora
 from videotune.diffusion.base_targets import prior_target
-from videotune.diffusion.loss import denoising_loss, objective
+from videotune.diffusion.loss import denoising_loss, objective_for_prediction
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import VideotuneError
-from videotune.latent_cache.given_cells import put_start_images
+from videotune.latent_cache.conditioning_cells import put_start_images
 from videotune.models.kandinsky5 import CROP, REPAINTED, TEMPLATE
 from videotune.types import ClipShape, SampleRequest
 
 Open = Callable[..., Any]
 NAME = "kandinsky5"
 CAPTIONS = ["a", "a much longer caption than the others", "b", "some words"]
-FLOW = objective("flow", {}, TimestepSampler())
+FLOW = objective_for_prediction("flow", {}, TimestepSampler())
 
 
 @pytest.fixture

@@ -54,16 +54,16 @@ def batch_of(family: Any, case: str) -> tuple[Batch, torch.Tensor]:
     samples, channels, *size = FIGURES["shapes"]["video"]
     _, sound_channels, length, rows = FIGURES["shapes"]["sound"]
     learnt = case.partition(",")[0].split(" and ")
-    is_given = "sound" not in learnt
+    is_conditioning = "sound" not in learnt
 
     encoded = wave(samples, sound_channels, length, rows, phase=0.2)
     x0 = encoded.transpose(1, 2).flatten(2).mT[..., None, None]
     noise = wave(samples, length, sound_channels * rows, phase=2.0)
     sound = Sound(
         x0,
-        to_latents(noise, length, 1, 1) * (not is_given),
-        SOUND_LEVELS * (not is_given),
-        is_given,
+        to_latents(noise, length, 1, 1) * (not is_conditioning),
+        SOUND_LEVELS * (not is_conditioning),
+        is_conditioning,
     )
 
     states = families.batch_of(family, ["a"] * samples).conditioning
@@ -79,7 +79,7 @@ def batch_of(family: Any, case: str) -> tuple[Batch, torch.Tensor]:
         conditioning_mask=mask,
         loss_mask=(~mask).float(),
         has_clean_frames=bool(mask.any()),
-        video_is_given="video" not in learnt,
+        video_is_conditioning="video" not in learnt,
     )
     tokens = wave(samples, math.prod(size), channels, phase=1.0)
     return batch, to_latents(tokens, *size)

@@ -67,16 +67,16 @@ def heard(
     shape = families.small_shape(family)
     rules = family.spec.sound
     size = (samples, rules.channels, rules.latents(shape), 1, 1)
-    is_given = "sound" not in generates
-    t = torch.linspace(0.3, 0.7, samples) * (not is_given)
-    noise = drawn(*size, seed=2) * (not is_given)
-    sound = Sound(drawn(*size, seed=1), noise, t, is_given)
+    is_conditioning = "sound" not in generates
+    t = torch.linspace(0.3, 0.7, samples) * (not is_conditioning)
+    noise = drawn(*size, seed=2) * (not is_conditioning)
+    sound = Sound(drawn(*size, seed=1), noise, t, is_conditioning)
     if "video" in generates:
         return replace(batch, sound=sound)
     return replace(
         batch,
         sound=sound,
-        video_is_given=True,
+        video_is_conditioning=True,
         has_clean_frames=True,
         conditioning_mask=torch.ones_like(batch.conditioning_mask),
         loss_mask=torch.zeros_like(batch.loss_mask),

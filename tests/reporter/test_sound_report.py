@@ -25,7 +25,7 @@ from videotune.reporter.comparison import comparison_table, write_comparison
 from videotune.reporter.inventory import use
 from videotune.reporter.outcome import recommended_checkpoint, status
 from videotune.reporter.read import read_run
-from videotune.reporter.sound_code import given_modality
+from videotune.reporter.sound_code import conditioning_modality
 from videotune.runs.journal import read_journal
 from videotune.runs.scalars import scalars
 from videotune.studio.series import charts
@@ -255,7 +255,7 @@ def test_a_run_of_one_for_the_other_names_the_command_and_no_code(
     config = json.loads((folder / "config.json").read_text())
     config["settings"]["generate"] = generate
     reports.write_file(folder, "config.json", config)
-    assert given_modality(read_run(folder)) == given
+    assert conditioning_modality(read_run(folder)) == given
     text = reports.part(reports.report(folder), "use")
     assert option in text
     assert "from diffusers import" not in text
@@ -265,7 +265,7 @@ def test_a_run_without_sound_has_one_part_without_a_name(tmp_path: Path) -> None
     folder = reports.full_run(tmp_path / "run")
     contents = read_run(folder)
     assert [part.name for part in contents.parts] == [""]
-    assert given_modality(contents) == ""
+    assert conditioning_modality(contents) == ""
     assert status(folder)["verdict_parts"] is None
     videos = [
         given

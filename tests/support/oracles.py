@@ -11,7 +11,7 @@ import torch
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from torch import Tensor
 
-from videotune.diffusion.loss import objective
+from videotune.diffusion.loss import objective_for_prediction
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.model_spec import ModelSpec
 
@@ -47,7 +47,9 @@ def v_oracle(x0: Tensor, spec: ModelSpec) -> Oracle:
     first frame may stand in front.
     """
     path, steps = (
-        objective("v", spec.prediction_constants, TimestepSampler()).noise_path,
+        objective_for_prediction(
+            "v", spec.prediction_constants, TimestepSampler()
+        ).noise_path,
         spec.prediction_constants["num_train_timesteps"],
     )
 

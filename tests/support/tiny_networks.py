@@ -19,7 +19,7 @@ from videotune.adapters.layers import add_full
 from videotune.adapters.lora import add_lora
 from videotune.config.schema import Optimizer
 from videotune.config.sections import Lora
-from videotune.diffusion.loss import objective
+from videotune.diffusion.loss import objective_for_prediction
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.latent_cache.step_batch import StepBatch
 from videotune.memory.block_offload import BlockOffload, stream_blocks
@@ -138,7 +138,9 @@ class Rig:
         handle = self.trainable.optimizer.register_step_pre_hook(keep)
         self.net.train()
         spec = self.family.spec
-        loss = objective(spec.prediction, spec.prediction_constants, TimestepSampler())
+        loss = objective_for_prediction(
+            spec.prediction, spec.prediction_constants, TimestepSampler()
+        )
         for step in range(1, count + 1):
             generator = torch.Generator().manual_seed(step)
             t = torch.rand(len(batch), generator=generator)

@@ -44,7 +44,7 @@ def test_work_is_due_at_its_steps_at_the_last_one_and_where_it_is_asked_for(
 class StopAtTwo(Callback):
     """Another process's signal to stop, heard of when all others have decided."""
 
-    def due(self, trainer: Trainer, step: int, asked: Collection[str]) -> bool:
+    def due(self, trainer: Trainer, step: int, requests: Collection[str]) -> bool:
         if step == 2:
             trainer.signals.stop = True
         return False

@@ -18,7 +18,7 @@ import torch
 from videotune.adapters.lora import add_lora
 from videotune.config.schema import Config, Optimizer
 from videotune.config.sections import Lora
-from videotune.diffusion.loss import objective
+from videotune.diffusion.loss import objective_for_prediction
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.distributed import DistributedContext
 from videotune.latent_cache.batch_source import BatchSource
@@ -68,7 +68,7 @@ def losses(base: Path, folder: Path) -> list[float]:
     captions = ["", *(caption for clip in clips.values() for caption in clip.captions)]
     for caption, states in zip(captions, family.encode_text(captions), strict=True):
         store.put("text", keys.text_key(caption), states, {})
-    loss = objective(
+    loss = objective_for_prediction(
         "flow", {}, TimestepSampler("LOGIT_NORMAL", 3.0), temporal_consistency=0.3
     )
     config = Config(

@@ -322,7 +322,7 @@ def test_an_optimizer_for_each_parameter_is_the_same_update(name: str) -> None:
     whole, apart = parameters(), parameters()
     steps(whole, optimizer_of(whole, name), range(3))
     each = make_optimizer(
-        {"all": list(apart.values())}, Optimizer(name=name), apart=True
+        {"all": list(apart.values())}, Optimizer(name=name), one_per_parameter=True
     )
     for group in each.param_groups:
         group["lr"] = RATE

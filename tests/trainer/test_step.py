@@ -30,7 +30,7 @@ from transformers.optimization import (
 from videotune.adapters.lora import adapter_off, add_lora
 from videotune.config.schema import Optimizer
 from videotune.config.sections import Lora
-from videotune.diffusion.loss import objective
+from videotune.diffusion.loss import objective_for_prediction
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.latent_cache.step_batch import StepBatch
 from videotune.trainer.ema import EmaWeights
@@ -79,7 +79,7 @@ class Setup:
         self.optimizer = make_optimizer(
             {"transformer": list(self.parameters.values())}, Optimizer()
         )
-        self.objective = objective(
+        self.objective = objective_for_prediction(
             "flow", {}, TimestepSampler("LOGIT_NORMAL", 3.0), temporal_consistency=0.5
         )
         self.lr = lr
@@ -480,7 +480,7 @@ def test_rounding_by_chance_keeps_what_bf16_holds_and_what_is_not_finite() -> No
 
 def test_a_rounded_step_that_is_not_good_changes_nothing() -> None:
     weight = nn.Parameter(torch.randn(50, 50, dtype=torch.bfloat16))
-    optimizer = make_optimizer({"w": [weight]}, Optimizer(), apart=True)
+    optimizer = make_optimizer({"w": [weight]}, Optimizer(), one_per_parameter=True)
     before, place = weight.detach().clone(), weight.data_ptr()
     weight.grad = torch.full_like(weight, float("nan"))
     update_each_rounded(optimizer, {"w": weight}, torch.tensor(False), 0, 1, {})
@@ -540,7 +540,7 @@ def test_small_updates_add_up_in_bf16_where_rounding_to_nearest_loses_them(
     }
     own = Optimizer(name=name, weight_decay=0.0)
     optimizers = {
-        dtype: make_optimizer({"w": [weight]}, own, apart=True)
+        dtype: make_optimizer({"w": [weight]}, own, one_per_parameter=True)
         for dtype, weight in weights.items()
     }
     generator = torch.Generator().manual_seed(0)
@@ -575,7 +575,9 @@ def test_within_backward_a_gradient_that_is_not_finite_leaves_its_own_tensor_alo
     torch.manual_seed(0)
     net = nn.Sequential(*(nn.Linear(32, 32) for _ in range(4)))
     parameters = dict(net.named_parameters())
-    optimizer = make_optimizer({"all": list(net.parameters())}, Optimizer(), apart=True)
+    optimizer = make_optimizer(
+        {"all": list(net.parameters())}, Optimizer(), one_per_parameter=True
+    )
     for group in optimizer.param_groups:
         group["lr"] = 0.01
     updates = BackwardOptimizer(1e9).attach(parameters, optimizer)

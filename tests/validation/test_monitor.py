@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.journal_lines import step_line
-from videotune.diffusion.loss import objective
+from videotune.diffusion.loss import objective_for_prediction
 from videotune.diffusion.timesteps import TimestepSampler
-from videotune.latent_cache.exposure import Exposure, exposure, most, steps_for
+from videotune.latent_cache.exposure import Exposure, exposure, most_views, steps_for
 from videotune.latent_cache.sampler import (
     Schedule,
     bucket_of,
@@ -132,7 +132,7 @@ def batch_of(window: Window) -> Batch:
 def test_reading_twice_gives_equal_bits_and_moves_nothing(family: Any) -> None:
     net, loss = (
         family.denoiser(),
-        objective("flow", {}, TimestepSampler("LOGIT_NORMAL", 3.0)),
+        objective_for_prediction("flow", {}, TimestepSampler("LOGIT_NORMAL", 3.0)),
     )
     net.train()
     validation = ValidationLoss(windows(3), windows(2), seed=0)
@@ -158,7 +158,7 @@ def test_clips_take_turns_and_together_read_every_level(
     """Against a reading of each window alone, which is at all levels."""
     nets, loss = (
         {"transformer": family.denoiser()},
-        objective("flow", {}, TimestepSampler()),
+        objective_for_prediction("flow", {}, TimestepSampler()),
     )
     some = windows(count)
     whole = read_validation(ValidationLoss(some, (), 0), family, nets, loss, batch_of)[
@@ -210,7 +210,7 @@ def test_levels_that_are_read_together_read_as_one_by_one(
 ) -> None:
     nets, loss, readings = (
         {"transformer": family.denoiser()},
-        objective("flow", {}, TimestepSampler()),
+        objective_for_prediction("flow", {}, TimestepSampler()),
         [],
     )
     # a clip of this size is 8 tokens: one level, three, all nine
@@ -244,12 +244,12 @@ def test_the_steps_for_so_many_views_are_the_first_that_show_them(
 
     def after(steps: int) -> Exposure:
         shown = exposure(times_seen(schedule, steps), buckets)
-        return shown.more({every[0].id: past}, every)
+        return shown.plus({every[0].id: past}, every)
 
     for wanted in (1, 10, 50):
         steps = steps_for(wanted, after, sum(sizes) / batch)
-        assert most(after(steps)) >= wanted
-        assert steps == 0 or most(after(steps - 1)) < wanted
+        assert most_views(after(steps)) >= wanted
+        assert steps == 0 or most_views(after(steps - 1)) < wanted
 
 
 def test_views_so_far_are_told_in_few_words() -> None:

@@ -50,7 +50,8 @@ class FusedLoraLinear(LoraLinear):  # type: ignore[misc, unused-ignore]
     """
 
     rounded: tuple[Tensor, Tensor] | None = None
-    """A and B in the dtype of the layer, of the network's present pass.
+    """A and B in the dtype of the layer, rounded at the beginning of the network's present
+    pass.
 
     None: no pass has begun, or they are in that dtype themselves.
     """
@@ -64,11 +65,7 @@ class FusedLoraLinear(LoraLinear):  # type: ignore[misc, unused-ignore]
 
         factor_a = self.lora_A[adapter].weight
         factor_b = self.lora_B[adapter].weight
-        rounded = self.rounded
-        if factor_a.dtype == x.dtype:
-            rounded = (factor_a.detach(), factor_b.detach())
-        elif rounded is None or rounded[0].dtype != x.dtype:
-            rounded = (factor_a.detach().to(x.dtype), factor_b.detach().to(x.dtype))
+        rounded_a, rounded_b = self._rounded_factors(factor_a, factor_b, x.dtype)
 
         base: nn.Linear = self.base_layer
         packing, stored = _stored_weight(base)
@@ -77,11 +74,23 @@ class FusedLoraLinear(LoraLinear):  # type: ignore[misc, unused-ignore]
             base.bias,
             factor_a,
             factor_b,
-            *rounded,
+            rounded_a,
+            rounded_b,
             self.scaling[adapter],
             packing,
             *stored,
         )
+
+    def _rounded_factors(
+        self, factor_a: Tensor, factor_b: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """Return A and B in the dtype of the layer's input, without a graph."""
+        if factor_a.dtype == dtype:
+            return factor_a.detach(), factor_b.detach()
+        if self.rounded is not None and self.rounded[0].dtype == dtype:
+            return self.rounded
+        # No pass of the network has begun, or it computes in another dtype.
+        return factor_a.detach().to(dtype), factor_b.detach().to(dtype)
 
     def _plain_adapter(self, x: Tensor) -> str | None:
         """Return the adapter, or None if this is not the plain case."""

@@ -118,6 +118,18 @@ def inject(net: nn.Module, spec: ModelSpec, settings: Lora) -> dict[str, nn.Para
     if settings.variant == "OFT":
         refuse_uneven(net, paths, settings.rank)
 
+    config = _config_for_peft(net, spec, settings, paths)
+    if settings.variant == "LORA":
+        _add_lora_layers(net, spec, config, paths)
+    else:
+        net.add_adapter(config, adapter_name=ADAPTER)  # type: ignore[operator]
+    return lora_parameters(net)
+
+
+def _config_for_peft(
+    net: nn.Module, spec: ModelSpec, settings: Lora, paths: list[str]
+) -> Any:
+    """Return PEFT's config of the adapter, with the ranks that ``lora.modules`` sets."""
     config = peft_config(
         settings.variant,
         rank=settings.rank,
@@ -139,10 +151,23 @@ def inject(net: nn.Module, spec: ModelSpec, settings: Lora) -> dict[str, nn.Para
 
     if spec.connectors_in_step:
         config.exclude_modules = _connectors_without_adapter(net, spec, paths)
-    if settings.variant != "LORA":
-        net.add_adapter(config, adapter_name=ADAPTER)  # type: ignore[operator]
-        return lora_parameters(net)
+    return config
 
+
+def _add_lora_layers(
+    net: nn.Module, spec: ModelSpec, config: Any, paths: list[str]
+) -> None:
+    """Add LoRA's layers. They multiply by their float32 factors in the network's dtype.
+
+    PEFT would cast the activations to float32 in each layer. Here the factors are cast,
+    at one of three places:
+
+    - before each pass: a hook rounds the factors of all fused layers at once, which is
+      the usual case;
+    - in a fused layer, if it is called outside of such a pass, or in another dtype;
+    - in PEFT's own forward (with dropout, merged weights, several adapters), where the
+      factors are ``LinearInInputDtype``.
+    """
     # PEFT takes a second to import.
     from videotune.adapters.fused_lora import (
         round_factors_before_passes,
@@ -153,7 +178,6 @@ def inject(net: nn.Module, spec: ModelSpec, settings: Lora) -> dict[str, nn.Para
     net.add_adapter(config, adapter_name=ADAPTER)  # type: ignore[operator]
     multiply_in_input_dtype(net, paths)
     round_factors_before_passes(net, spec.block_lists, ADAPTER)
-    return lora_parameters(net)
 
 
 def _connectors_without_adapter(
@@ -307,7 +331,9 @@ def adapter_off(net: nn.Module) -> Iterator[None]:
             module.training = before
 
 
-def places(net: nn.Module, adapter: str = ADAPTER) -> dict[str, tuple[nn.Module, str]]:
+def locate_parameters(
+    net: nn.Module, adapter: str = ADAPTER
+) -> dict[str, tuple[nn.Module, str]]:
     """Return the module and attribute of each of an adapter's parameters.
 
     They are by the parameters' names without PEFT's adapter name.
@@ -337,7 +363,7 @@ def lora_parameters(net: nn.Module, adapter: str = ADAPTER) -> dict[str, nn.Para
     """Return the adapter's parameters by name, without PEFT's adapter name."""
     return {
         name: getattr(module, attribute)
-        for name, (module, attribute) in places(net, adapter).items()
+        for name, (module, attribute) in locate_parameters(net, adapter).items()
     }
 
 
@@ -347,7 +373,7 @@ def bind_parameters(net: nn.Module, parameters: Mapping[str, nn.Parameter]) -> N
 
     An adapter's names do not contain the adapter's name.
     """
-    locations = places(net)
+    locations = locate_parameters(net)
     for name, parameter in parameters.items():
         if name in locations:
             module, attribute = locations[name]

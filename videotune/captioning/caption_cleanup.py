@@ -42,9 +42,8 @@ def prompt_for(
     parts.append(custom_prompt or TABLES["prompts"][purpose])
     parts.append(TABLES["form"])
     prompt = " ".join(parts)
-    return prompt.replace("{frames}", str(frames)).replace(
-        "{max_words}", str(max_words)
-    )
+    prompt = prompt.replace("{frames}", str(frames))
+    return prompt.replace("{max_words}", str(max_words))
 
 
 def clean(answer: str, max_words: int) -> str:
@@ -56,16 +55,18 @@ def clean(answer: str, max_words: int) -> str:
     Raises:
         CaptionError: if the model refused, or if there is no text.
     """
-    text = PATTERNS["controls"].sub("", answer[:20_000])
-    text = PATTERNS["thoughts"].sub("", text)
-    text = PATTERNS["heading"].sub("", text).replace("**", "")
+    text = answer[:20_000]
+    for name in ("controls", "thoughts", "heading"):
+        text = PATTERNS[name].sub("", text)
+    text = text.replace("**", "")
     text = " ".join(text.split()).strip(_SURROUNDING_MARKS)
     if not text:
         raise CaptionError("the answer has no text")
     if PATTERNS["refusal"].match(text):
         raise CaptionError(f"the model refused: {text[:120]}")
 
-    shortened = " ".join(text.split()[:max_words])
+    first_words = text.split()[:max_words]
+    shortened = " ".join(first_words)
     if shortened == text:
         return text
     sentences = PATTERNS["sentences"].match(shortened)
@@ -95,7 +96,8 @@ def hints(
                 rows.append({"clip": clip, "hint": hint})
 
     captioned_clips = {clip: texts for clip, texts in captions.items() if texts}
-    rows += [{"clip": "", "hint": hint} for hint in lint_captions(captioned_clips)]
+    for hint in lint_captions(captioned_clips):
+        rows.append({"clip": "", "hint": hint})
     return rows
 
 

@@ -136,10 +136,12 @@ def train(
     """
     begun = time.perf_counter() if begun is None else begun
     run = Path(out)
-    how: Resume | None = None
+    resume_options: Resume | None = None
     if resume:
-        how = Resume() if resume is True else resume
-    all_overrides = to_overrides(config, overrides, None if how else allow_skips)
+        resume_options = Resume() if resume is True else resume
+    # A resume trains on what was allowed at the start.
+    skips_of_new_run = None if resume_options else allow_skips
+    all_overrides = to_overrides(config, overrides, skips_of_new_run)
 
     guard_stderr()
     end_process_on_requests()
@@ -147,7 +149,7 @@ def train(
         return train_once(
             all_overrides,
             run,
-            resume=how,
+            resume=resume_options,
             auto_resume=auto_resume or launcher_restarts(),
             allow_skips=allow_skips,
             begun=begun,
@@ -206,7 +208,7 @@ def train_once(
         is_restart = (
             resume is None
             and auto_resume
-            and begun_by_this_command(run, _asked(overrides, allow_skips), dist)
+            and begun_by_this_command(run, _user_request(overrides, allow_skips), dist)
         )
         if is_restart:
             finished = _result_if_finished(run, dist)
@@ -249,7 +251,7 @@ def train_once(
             ):
                 keep_addresses(run, config.notify)
                 if resume is None:
-                    write_begun(run, _asked(overrides, allow_skips))
+                    write_begun(run, _user_request(overrides, allow_skips))
                 return work(opened, run, resume, plan, dist, heartbeat, followers)
 
 
@@ -270,7 +272,7 @@ def _tries_again(error: BaseException) -> bool:
     return isinstance(error, DeviceFull) and bool(error.remedy)
 
 
-def _asked(overrides: Overrides, allow_skips: str | None) -> BegunRun:
+def _user_request(overrides: Overrides, allow_skips: str | None) -> BegunRun:
     """Return what the user asked for; URLs with secrets are in a file of their own."""
     keys = user_keys(overrides)
     if "notify" in keys:
@@ -361,7 +363,7 @@ def explained_loop(trainer: Trainer) -> str:
         if trainer.dist.size > 1:
             rescue = saving.rescue_message(trainer.run)
         else:
-            rescue = saving.save_what_is_good(trainer, trainer.journal.history.last)
+            rescue = saving.save_before_error(trainer, trainer.journal.history.last)
         raise VideotuneError(f"{error} {rescue}") from error
     except NotFinite as error:
         last_good_step = trainer.journal.history.last - trainer.skipped_in_a_row
@@ -369,7 +371,7 @@ def explained_loop(trainer: Trainer) -> str:
             # Tensors whose own gradient was finite were updated in those steps.
             rescue = saving.rescue_message(trainer.run)
         else:
-            rescue = saving.save_what_is_good(trainer, last_good_step)
+            rescue = saving.save_before_error(trainer, last_good_step)
         raise VideotuneError(
             f"{error}; the journal names their clips. {rescue} A resume meets the same steps: "
             "add --set learning_rate=… --override, take the clips out, or start a new run in FLOAT_32."
@@ -394,12 +396,12 @@ def export_of(trainer: Trainer, why: str) -> list[Exported]:
     """
     job = trainer.job
     recommended = int(recommend_checkpoint(trainer, job.steps)["step"])
-    is_one_enough = job.config.training_method == "FINE_TUNE"
+    exports_last_only = job.config.training_method == "FINE_TUNE"
 
     steps = [job.steps]
     if job.config.early_stopping is not None:
         steps = [recommended]
-    elif recommended != job.steps and not is_one_enough:
+    elif recommended != job.steps and not exports_last_only:
         steps.append(recommended)
 
     exports = []

@@ -35,7 +35,7 @@ def kinds(annotation: Any) -> Iterator[str]:
 
     if origin is Annotated:
         inner, *metadata = get_args(annotation)
-        yield ", ".join([" or ".join(kinds(inner)), *limits(metadata)])
+        yield _with_limits(inner, metadata)
     elif origin in (Union, UnionType):
         for inner in get_args(annotation):
             yield from kinds(inner)
@@ -44,13 +44,15 @@ def kinds(annotation: Any) -> Iterator[str]:
     elif origin is dict:
         yield "object"
     elif origin is list:
-        yield f"list of {' or '.join(kinds(get_args(annotation)[0]))}"
+        (item,) = get_args(annotation)
+        yield f"list of {' or '.join(kinds(item))}"
     elif annotation is not type(None):
         yield WORDS.get(annotation) or f"{{{', '.join(annotation.model_fields)}}}"
 
 
 def _quoted(value: Any) -> str:
-    return f"`{value if isinstance(value, str) else json.dumps(value)}`"
+    text = value if isinstance(value, str) else json.dumps(value)
+    return f"`{text}`"
 
 
 def limits(metadata: Iterable[Any]) -> list[str]:
@@ -69,14 +71,21 @@ def limits(metadata: Iterable[Any]) -> list[str]:
 
 def values(field: Any) -> str:
     """Return what a value may be: its type and its range."""
-    return ", ".join([" or ".join(kinds(field.annotation)), *limits(field.metadata)])
+    return _with_limits(field.annotation, field.metadata)
+
+
+def _with_limits(annotation: Any, metadata: Iterable[Any]) -> str:
+    """Return what a value may be, with its range."""
+    kind = " or ".join(kinds(annotation))
+    return ", ".join([kind, *limits(metadata)])
 
 
 def default(field: Any) -> str:
     """Return the default as JSON."""
     if field.is_required():
         return "required"
-    return f"`{json.dumps(field.get_default(call_default_factory=True))}`"
+    default_value = field.get_default(call_default_factory=True)
+    return f"`{json.dumps(default_value)}`"
 
 
 def json_schema() -> dict[str, Any]:
@@ -88,7 +97,10 @@ def json_schema() -> dict[str, Any]:
     # These sections may be given as one value.
     name = schema["$defs"]["Optimizer"]["properties"]["name"]
     properties["optimizer"] = {
-        "anyOf": [properties["optimizer"], *name["anyOf"]],
+        "anyOf": [
+            properties["optimizer"],
+            *name["anyOf"],
+        ],
     }
     properties["ema"] = {"anyOf": [properties["ema"], {"type": "number"}]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

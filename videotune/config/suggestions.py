@@ -30,26 +30,29 @@ def nearest_key(name: str, keys: Collection[str]) -> str:
     their_names: Mapping[str, str | None] = others()["keys"]
     if last.lower() in their_names:
         our_name = their_names[last.lower()]
-        return did_you_mean(
-            [our_name] if our_name else [], "; videotune has no such key"
-        )
+        our_names = [our_name] if our_name else []
+        return did_you_mean(our_names, "; videotune has no such key")
 
     in_section = []
+    everywhere = set()
     for key in sorted(keys):
         key_section, _, key_name = key.rpartition(".")
+        everywhere.add(key_name)
         if section and key_section == section:
             in_section.append(key_name)
-    everywhere = sorted({key.rpartition(".")[2] for key in keys})
-    close = difflib.get_close_matches(last, in_section, 1, 0.6)
-    if not close:
-        close = difflib.get_close_matches(last, everywhere, 1, 0.6)
+    close = _closest(last, in_section) or _closest(last, sorted(everywhere))
 
     matches = [key for key in sorted(keys) if key.rpartition(".")[2] in close]
     in_same_section = [key for key in matches if key.rpartition(".")[0] == section]
     nearest = in_same_section or matches
     if not nearest:
-        nearest = difflib.get_close_matches(name, sorted(keys), 1, 0.6)
+        nearest = _closest(name, sorted(keys))
     return did_you_mean(nearest, "; `videotune presets keys` lists every key")
+
+
+def _closest(name: str, names: Sequence[str]) -> list[str]:
+    """Return the name that is most alike, if any is alike enough."""
+    return difflib.get_close_matches(name, names, n=1, cutoff=0.6)
 
 
 def nearest_value(value: object, allowed: Sequence[str]) -> str:
@@ -61,9 +64,16 @@ def nearest_value(value: object, allowed: Sequence[str]) -> str:
     if meant in allowed:
         return did_you_mean([meant])
 
-    allowed_by_letters = {name.upper().replace("_", ""): name for name in allowed}
-    letters = given_value.replace("_", "")
-    close = difflib.get_close_matches(letters, list(allowed_by_letters), 1, 0.7)
+    allowed_by_letters = {}
+    for name in allowed:
+        letters = name.upper().replace("_", "")
+        allowed_by_letters[letters] = name
+    close = difflib.get_close_matches(
+        given_value.replace("_", ""),
+        list(allowed_by_letters),
+        n=1,
+        cutoff=0.7,
+    )
     return did_you_mean([allowed_by_letters[match] for match in close])
 
 
@@ -73,6 +83,7 @@ def other_trainer(raw: object) -> Mapping[str, Any] | None:
     """
     names: set[str] = set()
     for key in flat_leaves(raw):
+        # "a.b.c" has the sections "a", "a.b" and "a.b.c".
         for section in accumulate(key.split("."), "{}.{}".format):
             names.add(re.sub("^-+", "", section))
     names |= {plain(name) for name in names}
@@ -97,8 +108,9 @@ def flat_leaves(value: object, prefix: str = "") -> dict[str, Any]:
     children: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, Mapping):
         children = value.items()
-    elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
-        children = enumerate(value)
+    elif isinstance(value, list):
+        has_objects = any(isinstance(item, Mapping) for item in value)
+        children = enumerate(value) if has_objects else ()
 
     flat: dict[str, Any] = {}
     for name, inner in children:

@@ -127,7 +127,7 @@ def _moved(window: Window, start: float, end: float) -> Window:
 
 
 @dataclass
-class SetFacts:
+class JointResults:
     """What follows for each candidate from all clips together, by row."""
 
     sources: Sequence[str]
@@ -168,7 +168,7 @@ class CandidateTable(Sequence[Candidate]):
 
         self._prepared: SpilledRows[Preparation | None] = SpilledRows()
         self._is_usable = bytearray()
-        self._facts: SetFacts | None = None
+        self._joint_results: JointResults | None = None
         self._usable_position: NDArray[np.int32] = np.zeros(0, np.int32)
 
     # -- listing -----------------------------------------------------------------------
@@ -280,12 +280,12 @@ class CandidateTable(Sequence[Candidate]):
         """Return whether a prepared candidate has no problem."""
         return bool(self._is_usable[row])
 
-    def set_facts(self, facts: SetFacts) -> None:
+    def set_joint_results(self, joint_results: JointResults) -> None:
         """Set what follows from all clips together."""
         usable = self.usable
         self._usable_position = np.full(len(self), -1, np.int32)
         self._usable_position[usable] = np.arange(len(usable), dtype=np.int32)
-        self._facts = facts
+        self._joint_results = joint_results
 
     # -- reading -----------------------------------------------------------------------
 
@@ -303,8 +303,8 @@ class CandidateTable(Sequence[Candidate]):
         prepared = self._prepared[row] if row < len(self._prepared) else None
         if prepared is not None:
             prepared.apply(candidate)
-        if self._facts is not None:
-            self._set_facts(row, candidate, self._facts)
+        if self._joint_results is not None:
+            self._set_joint_results(row, candidate, self._joint_results)
         return candidate
 
     def __iter__(self) -> Iterator[Candidate]:
@@ -325,14 +325,16 @@ class CandidateTable(Sequence[Candidate]):
         candidate.sound = result.sound
         candidate.problem = result.problem
 
-    def _set_facts(self, row: int, candidate: Candidate, facts: SetFacts) -> None:
+    def _set_joint_results(
+        self, row: int, candidate: Candidate, joint_results: JointResults
+    ) -> None:
         """Set what follows from all clips together."""
-        similar_row = facts.looks_like.get(row)
+        similar_row = joint_results.looks_like.get(row)
         if similar_row is not None:
             candidate.looks_like = self.relative_path(similar_row)
         if candidate.problem is not None:
             return
         position = self._usable_position[row]
-        candidate.source = facts.sources[position]
-        candidate.held_out = bool(facts.held_out[position])
-        facts.finish(candidate)
+        candidate.source = joint_results.sources[position]
+        candidate.held_out = bool(joint_results.held_out[position])
+        joint_results.finish(candidate)

@@ -199,12 +199,13 @@ class Candidate:
         if config.reads_sound:
             placement = mark_sound(placement, config, self.sound_problem)
 
+        # The placed windows have neither the clip's id nor its size yet.
         height, width = self.size
         companions = sorted(
             (role, companion.file_id) for role, companion in self.companions.items()
         )
         windows = []
-        shapes: dict[ClipShape, ClipShape] = {}
+        shapes: dict[ClipShape, ClipShape] = {}  # windows of one shape share the object
         for window in placement.windows:
             if window.shape not in shapes:
                 shape = replace(window.shape, height=height, width=width)

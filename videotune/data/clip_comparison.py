@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from videotune.config.schema import Config
-from videotune.data.candidate_table import CandidateTable, SetFacts
+from videotune.data.candidate_table import CandidateTable, JointResults
 from videotune.data.candidates import Candidate, lacks_only_caption
 from videotune.data.locations import Location
 from videotune.data.packed_rows import return_free_memory
@@ -35,6 +35,7 @@ def compare_clips(
         Notes. Those on held-out clips are the first ones, since they may say that the
         validation loss is useless.
     """
+    # 1. Near-duplicates and sources, by the pictures of the usable clips.
     clips = _source_clips(candidates, locations, config)
     usable = candidates.usable
     usable_clips = clips.take(usable)
@@ -46,12 +47,13 @@ def compare_clips(
     del pictures
     return_free_memory()
 
+    # 2. Clips that lack only a caption name clips that they look like.
     uncaptioned = _uncaptioned(candidates)
     if len(uncaptioned):
-        # Clips that lack only a caption name clips that they look like.
         looked_at = clips.take(np.concatenate([usable, uncaptioned]))
         _add_near_duplicates(looks_like, looked_at, candidates)
 
+    # 3. Which sources are held out.
     kind_by_dataset = [dataset.kind for dataset in config.datasets]
     held_out, held_out_notes = hold_out(
         sources,
@@ -68,7 +70,7 @@ def compare_clips(
         candidate.mirror()
 
     is_held_out = np.array(held_out, bool)
-    candidates.set_facts(SetFacts(sources, is_held_out, looks_like, finish))
+    candidates.set_joint_results(JointResults(sources, is_held_out, looks_like, finish))
     return [*held_out_notes, *source_notes]
 
 
@@ -117,11 +119,10 @@ def _add_near_duplicates(
         second = int(clips.rows[second_position])
         for row, similar_row in ((second, first), (first, second)):
             # A clip that is used does not name one that is not.
-            names_unused = candidates.is_usable(row) and not candidates.is_usable(
-                similar_row
-            )
-            if not names_unused:
-                looks_like.setdefault(row, similar_row)
+            is_used = candidates.is_usable(row)
+            if is_used and not candidates.is_usable(similar_row):
+                continue
+            looks_like.setdefault(row, similar_row)
 
 
 def _dataset_names(

@@ -79,10 +79,14 @@ class CompanionFiles:
         """Files that are companions and therefore no clips."""
         self._by_stem: dict[str, str] = {}
         """Path of a companion by that path without its suffix."""
-        for path in sorted([*media, *outside]) if outside or self._folders else ():
+        # Most datasets have no companions: then no path is looked at.
+        candidates = sorted([*media, *outside]) if outside or self._folders else []
+        for path in candidates:
             if path in outside or self._is_in_companion_folder(path):
-                self._by_stem.setdefault(os.path.splitext(path)[0], path)
+                stem = os.path.splitext(path)[0]
+                self._by_stem.setdefault(stem, path)
                 self.paths.add(path)
+
         # Places for a companion are looked up only below these folders: a clip has many
         # such places, and most datasets have no companions.
         self._used_names: set[str] = set()
@@ -236,11 +240,11 @@ class CompanionFiles:
         if not self._settings.start_images:
             return {}
 
-        images = {
-            os.path.splitext(path)[0]: path
-            for path in sorted(media, reverse=True)
-            if path.lower().endswith(IMAGE_SUFFIXES)
-        }
+        images: dict[str, str] = {}
+        for path in sorted(media):
+            if path.lower().endswith(IMAGE_SUFFIXES):
+                stem = os.path.splitext(path)[0]
+                images.setdefault(stem, path)
 
         start_images = {}
         for path in media:

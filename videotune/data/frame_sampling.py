@@ -27,48 +27,57 @@ def draw_frames(window: Window, variant: int, seed: int) -> FrameSample:
         variant: its number; with DETERMINISTIC_VARIANT nothing is random.
         seed: the run's seed.
     """
-    shape = window.shape
-    is_random = variant != DETERMINISTIC_VARIANT and window.varies
-    if is_random:
+    random = None
+    if variant != DETERMINISTIC_VARIANT and window.varies:
         # The purpose keeps an old name: another one would draw other frames.
         random = generator_for(seed, "take", window.id, f"{window.end:.6f}", variant)
 
-    times: tuple[float, ...]
-    if window.sampling == "start":
-        latest_delay = max(0.0, window.end - window.start - shape.frames / shape.fps)
-        delay_share = random.random() if is_random else 0.5
-        times = frame_times(
-            window.start + latest_delay * delay_share, shape.frames, shape.fps
-        )
-    elif window.sampling == "hold":
-        unclamped = frame_times(window.start, shape.frames, shape.fps)
-        times = tuple(min(time, window.end) for time in unclamped)
-    elif window.sampling == "frames" and is_random:
-        window_seconds = window.end - window.start
-        times = tuple(
-            sorted(window.start + window_seconds * random.random(shape.frames))
-        )
-    else:
-        fps = shape.frames / (window.end - window.start)
-        times = frame_times(window.start, shape.frames, fps)
-
-    if window.swaps and is_random:
+    # One generator gives times, swaps and crop, in this order: another order would draw
+    # other frames.
+    times = _draw_times(window, random)
+    if window.swaps and random is not None:
         times = _swap_neighbours(times, random)
-
     crop_position = (0.5, 0.5)
-    if window.resize == "random" and is_random:
-        crop_position = (float(random.random()), float(random.random()))
+    if window.resize == "random" and random is not None:
+        down = float(random.random())
+        right = float(random.random())
+        crop_position = (down, right)
+    is_flipped = random is not None and _is_flipped(window, variant, seed)
 
     # All variants of a window that does not vary are the same, under one name.
     effective_variant = variant if window.varies else 0
     seconds = tuple(float(time) for time in times)
     return FrameSample(
         window,
-        effective_variant,
-        seconds,
-        crop_position,
-        flipped=is_random and _is_flipped(window, variant, seed),
+        variant=effective_variant,
+        times=seconds,
+        crop_position=crop_position,
+        flipped=is_flipped,
     )
+
+
+def _draw_times(window: Window, random: Generator | None) -> tuple[float, ...]:
+    """Return the seconds of the frames, before any swap; without a generator nothing is
+    random.
+    """
+    shape = window.shape
+    window_seconds = window.end - window.start
+    if window.sampling == "start":
+        sample_seconds = shape.frames / shape.fps
+        latest_delay = max(0.0, window_seconds - sample_seconds)
+        delay_share = 0.5 if random is None else random.random()
+        start = window.start + latest_delay * delay_share
+        return frame_times(start, shape.frames, shape.fps)
+
+    if window.sampling == "hold":
+        unclamped = frame_times(window.start, shape.frames, shape.fps)
+        return tuple(min(time, window.end) for time in unclamped)
+
+    if window.sampling == "frames" and random is not None:
+        times = window.start + window_seconds * random.random(shape.frames)
+        return tuple(sorted(times))
+    fps = shape.frames / window_seconds
+    return frame_times(window.start, shape.frames, fps)
 
 
 def _is_flipped(window: Window, variant: int, seed: int) -> bool:
@@ -79,7 +88,8 @@ def _is_flipped(window: Window, variant: int, seed: int) -> bool:
     """
     if not window.flip:
         return False
-    offset = int(generator_for(seed, "flip", window.id).integers(2))
+    generator = generator_for(seed, "flip", window.id)
+    offset = int(generator.integers(2))
     return (variant + offset) % 2 == 1
 
 

@@ -41,19 +41,25 @@ class MissingFiles:
         self._times.append(stamp.mtime_ns)
 
     def __iter__(self) -> Iterator[tuple[Path, FileStamp]]:
-        columns = (self._positions, self._sizes, self._times)
+        columns = (
+            self._positions,
+            self._sizes,
+            self._times,
+        )
         for position, size, mtime_ns in zip(*columns, strict=True):
             yield self._paths[position], FileStamp(size, mtime_ns)
 
     def by_size(self) -> Iterator[set[tuple[int, str]]]:
         """Yield the different (size, suffix) of the files, some sizes at a time."""
-        order = np.argsort(np.frombuffer(self._sizes, np.int64), kind="stable")
+        sizes = np.frombuffer(self._sizes, np.int64)
+        order = np.argsort(sizes, kind="stable")
         for first in range(0, len(order), LOOKED_UP_TOGETHER):
             part = order[first : first + LOOKED_UP_TOGETHER].tolist()
-            yield {
-                (self._sizes[row], suffix_of(self._paths[self._positions[row]]))
-                for row in part
-            }
+            sizes_and_suffixes = set()
+            for row in part:
+                path = self._paths[self._positions[row]]
+                sizes_and_suffixes.add((self._sizes[row], suffix_of(path)))
+            yield sizes_and_suffixes
 
 
 class Lookups:
@@ -86,4 +92,18 @@ class Lookups:
 
     def hashes_of_names(self) -> NDArray[np.int64]:
         """Return the hashes of all names, sorted."""
-        return np.sort(np.frombuffer(self._name_hashes, np.int64))
+        hashes = np.frombuffer(self._name_hashes, np.int64)
+        return np.sort(hashes)
+
+
+def without_hashes(names: Sequence[str], sorted_hashes: NDArray[np.int64]) -> list[str]:
+    """Return the names whose hash is not one of these."""
+    if not len(sorted_hashes):
+        return list(names)
+    hashes = np.array([hash(name) for name in names], np.int64)
+    positions = np.searchsorted(sorted_hashes, hashes)
+    last_position = len(sorted_hashes) - 1
+    positions = np.minimum(positions, last_position)
+    is_present = sorted_hashes[positions] == hashes
+    absent_rows = np.flatnonzero(~is_present)
+    return [names[row] for row in absent_rows.tolist()]

@@ -327,16 +327,13 @@ class _DatasetFolder:
 
     def _clip(self, path: str, layout: _Layout) -> ClipFile:
         """Build a clip with its caption by the metadata file or by a text file."""
-        folder, name = os.path.split(path)
-        stem = name if path in self.frames else os.path.splitext(name)[0]
-        text_name = stem + self.caption_suffix
-        expected_caption = layout.captions_folder / text_name
-        text_file = self.caption_files.get(str(expected_caption))
-        if not text_file:
-            text_file = self.caption_files.get(os.path.join(folder, text_name))
-        is_usable = text_file is not None and text_file not in self.foreign_captions
-        caption_file = Path(text_file) if text_file is not None and is_usable else None
+        # 1. Its text file, unless that is a link which must not be read.
+        expected_caption, text_file = self._text_file_of(path, layout)
+        caption_file = None
+        if text_file is not None and text_file not in self.foreign_captions:
+            caption_file = Path(text_file)
 
+        # 2. Its row of a metadata file, and what is missing.
         row = self.rows.get(path)
         has_texts = row is not None and row.texts is not None
         metadata_row = self._relative(row.position) if row is not None else None
@@ -352,7 +349,7 @@ class _DatasetFolder:
             )
 
         return ClipFile(
-            path=layout.folder / name,
+            path=layout.folder / os.path.basename(path),
             caption_file=caption_file,
             expected_caption=expected_caption,
             metadata_texts=row.texts if row is not None else None,
@@ -362,6 +359,19 @@ class _DatasetFolder:
             frames=self.frames.get(path, ()),
             companions=self.companions.of(path),
         )
+
+    def _text_file_of(self, path: str, layout: _Layout) -> tuple[Path, str | None]:
+        """Return the path at which the layout expects a clip's text file, and the text file
+        that it has: there, else next to the clip.
+        """
+        folder, name = os.path.split(path)
+        stem = name if path in self.frames else os.path.splitext(name)[0]
+        text_name = stem + self.caption_suffix
+        expected_caption = layout.captions_folder / text_name
+        text_file = self.caption_files.get(str(expected_caption))
+        if not text_file:
+            text_file = self.caption_files.get(os.path.join(folder, text_name))
+        return expected_caption, text_file
 
     def _missing_caption_detail(
         self,

@@ -29,7 +29,12 @@ from videotune import files
 from videotune.data.archives import FileProgressFn, silent
 from videotune.data.file_checks import ClipProblem, check_opens, stat_of
 from videotune.data.index_database import FileRow, IndexDatabase
-from videotune.data.index_lookups import LOOKED_UP_TOGETHER, Lookups, MissingFiles
+from videotune.data.index_lookups import (
+    LOOKED_UP_TOGETHER,
+    Lookups,
+    MissingFiles,
+    without_hashes,
+)
 from videotune.data.index_rows import (
     CONTENT_ID,
     DAMAGE,
@@ -79,7 +84,6 @@ SLOWEST_DECODER = 20.0
 
 MIRRORED = "s3:"
 """How the names of files begin that are on an object store."""
-
 
 AHEAD = 64
 """Clips submitted to the workers before their turn, or more with many workers: one that
@@ -175,6 +179,7 @@ class MediaIndex:
             clips: path of each file, and the result of examining it.
             until: seconds of each clip to scan.
         """
+        # 1. Which contents may have sound, and what is remembered of them.
         keys = []
         path_by_key: dict[str, Path] = {}
         for path, clip in clips:
@@ -188,12 +193,35 @@ class MediaIndex:
             # Another process has dropped the content since it was examined.
             if key and key not in rows:
                 rows[key] = row_of(clip, until)
-        missing = {
-            key: path
-            for key, path in path_by_key.items()
-            if not has_listened(rows[key], until)
-        }
 
+        # 2. Scan the sound of the others.
+        missing = {}
+        for key, path in path_by_key.items():
+            if not has_listened(rows[key], until):
+                missing[key] = path
+        failures = self._scan_sound(missing, rows, until)
+
+        # 3. Join the scans with the clips.
+        listened = []
+        for (path, clip), key in zip(clips, keys, strict=True):
+            if key in failures:
+                clip = with_failure(path, clip, failures[key], until)
+            elif key:
+                row = rows[key]
+                info = MediaInfo.from_json(row["info"] | {"path": str(path)})
+                clip = clip._replace(info=info)
+                if info.sound is not None:
+                    scan = SoundScan.from_json(row["sound"])
+                    clip = clip._replace(sound=scan)
+            listened.append(clip)
+        return listened
+
+    def _scan_sound(
+        self, missing: dict[str, Path], rows: dict[str, ContentRow], until: float
+    ) -> dict[str, str]:
+        """Scan the sound of contents in workers, and put the scans into their rows and into
+        the index. Return what went wrong, by key.
+        """
         failures: dict[str, str] = {}
         self._saved_at = time.monotonic()
         try:
@@ -208,20 +236,7 @@ class MediaIndex:
                     self._save_if_due()
         finally:
             self._database.close()
-
-        listened = []
-        for (path, clip), key in zip(clips, keys, strict=True):
-            if key in failures:
-                clip = with_failure(path, clip, failures[key], until)
-            elif key:
-                row = rows[key]
-                info = MediaInfo.from_json(row["info"] | {"path": str(path)})
-                clip = clip._replace(info=info)
-                if info.sound is not None:
-                    scan = SoundScan.from_json(row["sound"])
-                    clip = clip._replace(sound=scan)
-            listened.append(clip)
-        return listened
+        return failures
 
     def _save_if_due(self) -> None:
         """Save the batch if the last time is ``SAVE_EVERY`` seconds ago."""
@@ -307,7 +322,7 @@ class MediaIndex:
         has_dropped = False
         for names in self._database.names():
             vanished_names = []
-            for name in _without_hashes(names, used_names):
+            for name in without_hashes(names, used_names):
                 is_of_datasets = any(is_below(name, folder) for folder in folders)
                 if is_of_datasets and not os.path.exists(self._path_of(name)):
                     vanished_names.append(name)
@@ -481,16 +496,3 @@ class MediaIndex:
         value = json.dumps(row)
         self._database.put_content(key, value)
         return {key: value}
-
-
-def _without_hashes(
-    names: Sequence[str], sorted_hashes: NDArray[np.int64]
-) -> list[str]:
-    """Return the names whose hash is not one of these."""
-    if not len(sorted_hashes):
-        return list(names)
-    hashes = np.array([hash(name) for name in names], np.int64)
-    positions = np.searchsorted(sorted_hashes, hashes)
-    positions = np.minimum(positions, len(sorted_hashes) - 1)
-    is_present = sorted_hashes[positions] == hashes
-    return [names[row] for row in np.flatnonzero(~is_present).tolist()]

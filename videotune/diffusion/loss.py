@@ -86,7 +86,7 @@ class Objective:
         return torch.minimum(signal, self.gamma * noise).flatten()
 
 
-def objective(
+def objective_for_prediction(
     prediction: Literal["flow", "v"],
     constants: Mapping[str, float],
     timesteps: TimestepSampler,
@@ -94,7 +94,7 @@ def objective(
     temporal_consistency: float = 0.0,
     gamma: float = 5.0,
 ) -> Objective:
-    """Build the objective of a model.
+    """Build the objective of a model that predicts v, of flow matching or v-prediction.
 
     Args:
         prediction: what the model predicts.
@@ -178,25 +178,32 @@ def loss_between(
         prediction: v of the network.
         target: v that it should have predicted.
     """
-    learnt: list[_LearntPart] = []
-    if not batch.video_is_given:
-        learnt.append(_video_part(objective, batch, t, prediction, target))
-    if batch.sound is not None and not batch.sound.is_given:
-        learnt.append(_sound_part(objective, batch, prediction, target))
+    # A modality that is conditioning is fed clean and has no loss; at least one is learnt.
+    video = None
+    if not batch.video_is_conditioning:
+        video = _video_loss(objective, batch, t, prediction, target)
+    sound = None
+    if batch.sound is not None and not batch.sound.is_conditioning:
+        sound = _sound_loss(objective, batch, prediction, target)
 
-    per_sample_loss = sum((part.loss for part in learnt[1:]), start=learnt[0].loss)
-    # ``mse`` is that of the sound if no video is learnt.
+    main = sound if video is None else video
+    assert main is not None, "neither video nor sound is learnt"
+    per_sample_loss = main.loss
+    sound_mse = None
+    if video is not None and sound is not None:
+        per_sample_loss = video.loss + sound.loss
+        sound_mse = sound.mse.detach()
     return LossOutput(
         loss=per_sample_loss.mean(),
-        mse=learnt[0].mse.detach(),
+        mse=main.mse.detach(),
         per_sample_loss=per_sample_loss.detach(),
-        t=learnt[0].t,
-        sound_mse=learnt[1].mse.detach() if len(learnt) > 1 else None,
+        t=main.t,
+        sound_mse=sound_mse,
     )
 
 
-class _LearntPart(NamedTuple):
-    """The video or the sound of a batch, if it is learnt; (B,) each."""
+class _ModalityLoss(NamedTuple):
+    """The loss of the video or of the sound of a batch; (B,) each."""
 
     t: Tensor
     mse: Tensor
@@ -204,22 +211,23 @@ class _LearntPart(NamedTuple):
     """With its graph, and with the weights of noise levels and samples."""
 
 
-def _video_part(
+def _video_loss(
     objective: Objective,
     batch: Batch,
     t: Tensor,
     prediction: Velocity,
     target: Velocity,
-) -> _LearntPart:
+) -> _ModalityLoss:
     error = prediction.video - target.video
     mse = weighted_mean(error.square(), batch.loss_mask)
     weight = batch.loss_weight * objective.weight(t)
-    return _LearntPart(t, mse, weight * _video_loss(objective, batch, error, mse))
+    loss = weight * _unweighted_video_loss(objective, batch, error, mse)
+    return _ModalityLoss(t, mse, loss)
 
 
-def _sound_part(
+def _sound_loss(
     objective: Objective, batch: Batch, prediction: Velocity, target: Velocity
-) -> _LearntPart:
+) -> _ModalityLoss:
     assert batch.sound is not None
     assert prediction.sound is not None
     assert target.sound is not None
@@ -227,10 +235,11 @@ def _sound_part(
     error = prediction.sound - target.sound
     mse = error.square().flatten(1).mean(1)
     weight = batch.loss_weight * objective.weight(t)
-    return _LearntPart(t, mse, weight * _sound_loss(objective, batch, error))
+    loss = weight * _unweighted_sound_loss(objective, batch, error)
+    return _ModalityLoss(t, mse, loss)
 
 
-def _video_loss(
+def _unweighted_video_loss(
     objective: Objective, batch: Batch, error: Tensor, mse: Tensor
 ) -> Tensor:
     """Return the loss (B,) of the video, without the weights of t and of samples."""
@@ -244,13 +253,15 @@ def _video_loss(
     return loss
 
 
-def _sound_loss(objective: Objective, batch: Batch, error: Tensor) -> Tensor:
+def _unweighted_sound_loss(objective: Objective, batch: Batch, error: Tensor) -> Tensor:
     """Return the loss (B,) of the sound, without the weights of t and of samples."""
     cost = error.square()
     if objective.loss != "mse":
         cost = robust(error, objective.loss, objective.delta)
     loss = cost.flatten(1).mean(1)
-    return loss if batch.video_is_given else objective.sound_weight * loss
+    if batch.video_is_conditioning:
+        return loss  # there is no video loss to weigh it against
+    return objective.sound_weight * loss
 
 
 def predict_and_target(
@@ -271,8 +282,10 @@ def predict_and_target(
         t: Noise levels (B,).
         noise: (B,C,F,H,W).
     """
-    if batch.video_is_given:
-        t = torch.zeros_like(t)
+    if batch.video_is_conditioning:
+        t = torch.zeros_like(
+            t
+        )  # it is fed clean, and ``t`` is the noise level of the sound
     x_t, v = noisy_and_velocity(objective, batch, t, noise)
     if batch.sound is None:
         prediction = Velocity(family.predict(net, x_t, t, batch).to(v.dtype))

@@ -101,14 +101,21 @@ def stretched_cdf(t: Tensor, shift: float) -> Tensor:
     """
     t = t.double()
     mean = math.log(shift)
-    # 1 - sigmoid: for many tokens the sigmoids are too close to 1 to tell them apart.
-    above_low, above_high = (1 / (1 + math.exp(mean + number)) for number in STRETCHED)
+    # s = sigmoid(mean + z) is the noise level before stretching, z standard normal. What
+    # is computed is 1 - s: for many tokens s is too close to 1 to tell levels apart.
+    low_z, high_z = STRETCHED
+    complement_at_0 = 1 / (1 + math.exp(mean + low_z))
+    complement_at_1 = 1 / (1 + math.exp(mean + high_z))
 
-    def below(stretched: Tensor) -> Tensor:
-        share_above = (above_low + stretched * (above_high - above_low)).clamp(0, 1)
-        return torch.special.ndtr(-torch.logit(share_above) - mean)
+    def normal_cdf(level: Tensor) -> Tensor:
+        # Stretching is linear, so 1 - s is linear in the stretched level.
+        complement = complement_at_0 + level * (complement_at_1 - complement_at_0)
+        z = -torch.logit(complement.clamp(0, 1)) - mean
+        return torch.special.ndtr(z)
 
-    of_normal = below(t) - below(2 * REFLECTED - t)
+    # Levels that are mirrored at ``REFLECTED`` add to those above it.
+    mirrored_t = 2 * REFLECTED - t
+    of_normal = normal_cdf(t) - normal_cdf(mirrored_t)
     of_uniform = (t - REFLECTED) / (1 - REFLECTED)
     mixed = (1 - UNIFORM_SHARE) * of_normal + UNIFORM_SHARE * of_uniform
     mixed = torch.where(t < REFLECTED, torch.zeros_like(t), mixed)
@@ -201,8 +208,8 @@ class TimestepSampler:
             first, last = _grid_inside(self.lo, self.hi, self.num_timesteps)
         if first > last:
             return True
-        below, up_to = _cut(self)
-        return below >= up_to
+        cdf_lo, cdf_hi = _cdf_of_range(self)
+        return cdf_lo >= cdf_hi
 
     @property
     def of_logit(self) -> tuple[float, float]:
@@ -221,8 +228,8 @@ class TimestepSampler:
         t = F⁻¹(F(lo) + u·(F(hi) - F(lo))): exact, with one u a draw and nothing
         rejected. It is in [lo, hi) also after rounding to float32.
         """
-        below, up_to = _cut(self)
-        probability = below + u.double() * (up_to - below)
+        cdf_lo, cdf_hi = _cdf_of_range(self)
+        probability = cdf_lo + u.double() * (cdf_hi - cdf_lo)
         t = _inverse(self, probability)
         if self.num_timesteps is None:
             return t.float().clamp(*_float32_inside(self.lo, self.hi))
@@ -235,9 +242,9 @@ class TimestepSampler:
         """Return the probability of a draw below t, float64, before it is put on a
         grid.
         """
-        below, up_to = _cut(self)
+        cdf_lo, cdf_hi = _cdf_of_range(self)
         probability = _cdf(self, t.double())
-        share_of_range = (probability - below) / (up_to - below)
+        share_of_range = (probability - cdf_lo) / (cdf_hi - cdf_lo)
         return share_of_range.clamp(0, 1)
 
     def quantiles(self, n: int) -> Tensor:
@@ -252,8 +259,9 @@ class TimestepSampler:
 
     def mass(self, lo: float, hi: float) -> float:
         """Return the probability of a draw in [lo, hi), before it is put on a grid."""
-        below, up_to = self.cdf(torch.tensor([lo, hi], dtype=torch.float64)).tolist()
-        return up_to - below
+        ends = torch.tensor([lo, hi], dtype=torch.float64)
+        cdf_lo, cdf_hi = self.cdf(ends).tolist()
+        return cdf_hi - cdf_lo
 
 
 def _inverse(ts: TimestepSampler, p: Tensor) -> Tensor:
@@ -309,7 +317,7 @@ def _bisected(rising: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def _cut(ts: TimestepSampler) -> tuple[float, float]:
+def _cdf_of_range(ts: TimestepSampler) -> tuple[float, float]:
     """Return (F(lo), F(hi)); on a grid, for the cells of the timesteps in [lo, hi)."""
     lo = ts.lo
     hi = ts.hi
@@ -317,8 +325,9 @@ def _cut(ts: TimestepSampler) -> tuple[float, float]:
         first, last = _grid_inside(lo, hi, ts.num_timesteps)
         lo = first / ts.num_timesteps
         hi = (last + 1) / ts.num_timesteps
-    below, up_to = _cdf(ts, torch.tensor([lo, hi], dtype=torch.float64)).tolist()
-    return below, up_to
+    ends = torch.tensor([lo, hi], dtype=torch.float64)
+    cdf_lo, cdf_hi = _cdf(ts, ends).tolist()
+    return cdf_lo, cdf_hi
 
 
 def _grid_inside(lo: float, hi: float, num: int) -> tuple[int, int]:

@@ -34,7 +34,9 @@ def _size(value: Any, folder: Path) -> Any:
     if isinstance(value, str) and "," in value:
         return [_size(size, folder) for size in value.split(",")]
 
-    numbers = value if isinstance(value, list) else re.findall(r"\d+", str(value))
+    numbers = value
+    if not isinstance(value, list):
+        numbers = re.findall(r"\d+", str(value))
     sides = [int(number) for number in numbers]
     if len(sides) == 1:
         return sides[0]
@@ -44,7 +46,9 @@ def _size(value: Any, folder: Path) -> Any:
 def _area_side(value: Any, _: Path) -> int:
     """Convert [width, height] or a side to the side of the square with this area."""
     if isinstance(value, list):
-        return round(math.sqrt(value[0] * value[1]))
+        width = value[0]
+        height = value[1]
+        return round(math.sqrt(width * height))
     return int(value)
 
 
@@ -53,9 +57,11 @@ def _megapixels_side(value: Any, _: Path) -> int:
 
 
 def _area_sides(value: Any, folder: Path) -> list[Any]:
-    return [
-        _area_side(size, folder) if isinstance(size, list) else size for size in value
-    ]
+    sides = []
+    for size in value:
+        side = _area_side(size, folder) if isinstance(size, list) else size
+        sides.append(side)
+    return sides
 
 
 def _as_shapes(value: Any) -> list[Any]:
@@ -69,7 +75,8 @@ def _buckets(value: Any, _: Path) -> list[Any]:
     """Convert shapes, [F, H, W] or "FxHxW", to the most frames and the sizes."""
     shapes = []
     for shape in _as_shapes(value):
-        shapes.append([int(number) for number in re.findall(r"\d+", str(shape))])
+        numbers = re.findall(r"\d+", str(shape))
+        shapes.append([int(number) for number in numbers])
 
     sizes = list(dict.fromkeys(f"{height}x{width}" for _, height, width in shapes))
     max_frames = max(shape[0] for shape in shapes)
@@ -106,7 +113,8 @@ def _lora_files(value: Any, folder: Path) -> list[dict[str, Any]]:
     if not isinstance(strengths, list):
         strengths = [strengths] * len(files)
     entries = []
-    for file, strength in zip_longest(files, strengths[: len(files)]):
+    strengths = strengths[: len(files)]
+    for file, strength in zip_longest(files, strengths):
         entry: dict[str, Any] = {"file": _path(file, folder)}
         if strength is not None:
             entry["strength"] = float(strength)
@@ -123,8 +131,9 @@ def _part_file(value: Any, folder: Path) -> str | None:
     read.
     """
     path = folder / value
-    is_read = path.suffix in (".safetensors", ".pth", ".pt")
-    return str(path.absolute()) if is_read and os.path.isfile(path) else None
+    if path.suffix not in (".safetensors", ".pth", ".pt"):
+        return None
+    return str(path.absolute()) if os.path.isfile(path) else None
 
 
 def _part_files(value: Any, folder: Path) -> list[str | None] | None:
@@ -155,11 +164,15 @@ def _prompts(value: Any, folder: Path) -> list[Any]:
     prompts = []
     for text in value if isinstance(value, list) else [value]:
         prompt, *options = re.split(r"\s--(?=[a-z_]+\s)", f" {text} ")
-        known = [option for option in options if option.split()[0] in FLAGS]
-        flags = {option.split()[0] for option in known}
-        if len(flags & {"w", "h"}) == 1:  # a size needs both
-            known = [option for option in known if option.split()[0] not in ("w", "h")]
-        entry = parse_prompt(" --".join([prompt, *known]), "samples")
+        flags = [option.split()[0] for option in options]
+        left_out = set(flags) - set(FLAGS)
+        if len({"w", "h"} & set(flags)) == 1:  # a size needs both
+            left_out |= {"w", "h"}
+        parts = [prompt]
+        for flag, option in zip(flags, options, strict=True):
+            if flag not in left_out:
+                parts.append(option)
+        entry = parse_prompt(" --".join(parts), "samples")
         for key in ("image", "last_frame"):
             if isinstance(entry, dict) and key in entry:
                 entry[key] = _path(entry[key], folder)
@@ -170,7 +183,8 @@ def _prompts(value: Any, folder: Path) -> list[Any]:
 def _discord_address(value: Any, _: Path) -> list[str]:
     """Convert the URL of a Discord webhook, or [type, URL], to Apprise's address of it."""
     text = value[-1] if isinstance(value, list) else value
-    url = _DISCORD_WEBHOOK.fullmatch(str(text).strip())
+    address = str(text).strip()
+    url = _DISCORD_WEBHOOK.fullmatch(address)
     if url is None:
         raise VideotuneError(
             "it is not the URL of a Discord webhook (https://discord.com/api/webhooks/…)"
@@ -239,7 +253,9 @@ def _optimizer(value: Any, folder: Path) -> str:
     if "." in text and ":" not in text:
         module, _, class_name = text.rpartition(".")
         text = f"{module}:{class_name}"
-    spellings = [text] if ":" in text else [text.replace("_", ""), text]
+    spellings = [text]
+    if ":" not in text:
+        spellings.insert(0, text.replace("_", ""))
     names = [optimizer_named(spelling) for spelling in spellings]
     name = next(filter(None, names), text)
     if is_imported(name):

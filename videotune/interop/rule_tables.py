@@ -60,14 +60,16 @@ def related_value(pattern: str, key: str, values: Mapping[str, Any]) -> Any:
     has. ".*" at its end stands for any key of that section.
     """
     indices = iter(indices_in(key))
-    parts = [next(indices, "0") if part == "N" else part for part in pattern.split(".")]
+    parts = []
+    for part in pattern.split("."):
+        parts.append(next(indices, "0") if part == "N" else part)
     if parts[-1] != "*":
         return values.get(".".join(parts))
     section = ".".join(parts[:-1])
-    related = [
-        value for key, value in values.items() if f"{key}.".startswith(f"{section}.")
-    ]
-    return related[0] if related else None
+    for name, value in values.items():
+        if f"{name}.".startswith(f"{section}."):
+            return value
+    return None
 
 
 def conditions_hold(

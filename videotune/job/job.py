@@ -87,7 +87,7 @@ class Job:
     """How many processes trained when the run began; those that share each sample count
     as one. A resume keeps it, so that a step keeps its samples.
     """
-    past: ViewHistory = field(default_factory=ViewHistory)
+    view_history: ViewHistory = field(default_factory=ViewHistory)
 
     @property
     def config(self) -> Config:
@@ -139,10 +139,12 @@ class Job:
         those of the schedule.
         """
         scheduled = self._scheduled_exposure(steps)
-        if not self.past.step:
+        if not self.view_history.step:
             return scheduled
-        until_change = self._scheduled_exposure(self.past.step)
-        return scheduled.less(until_change).more(self.past.views, self.library.windows)
+        until_change = self._scheduled_exposure(self.view_history.step)
+        return scheduled.minus(until_change).plus(
+            self.view_history.views, self.library.windows
+        )
 
     def _scheduled_exposure(self, steps: int) -> Exposure:
         views = times_seen(self.schedule, steps)
@@ -155,7 +157,7 @@ class Job:
         views, views_per_step = self._mean_views
         phases = phases_of(self.schedule)
         for phase, phase_views in zip(phases, views_per_step, strict=True):
-            steps = phase.steps_until(step) - phase.steps_until(self.past.step)
+            steps = phase.steps_until(step) - phase.steps_until(self.view_history.step)
             views += steps * phase_views
         return views
 
@@ -165,7 +167,9 @@ class Job:
         step of each phase.
         """
         windows = self.training_windows
-        views_before = sum(self.past.views.get(window.id, 0) for window in windows)
+        views_before = sum(
+            self.view_history.views.get(window.id, 0) for window in windows
+        )
 
         training_ids = {window.id for window in windows}
         buckets_left = iter(self.buckets)
@@ -209,35 +213,35 @@ class Job:
         """
         clips = []
         for clip in self.library.clips:
-            clips.append(json.dumps(_facts_of(clip)))
+            clips.append(json.dumps(_trained_values(clip)))
         windows = (*self.library.windows, *self.library.held_out_windows)
         content = {
             "clips": sorted(clips),
-            "windows": [_window_facts(window) for window in windows],
+            "windows": [_window_values(window) for window in windows],
         }
         return digest(content)
 
 
-def _facts_of(clip: Clip) -> dict[str, Any]:
+def _trained_values(clip: Clip) -> dict[str, Any]:
     """Return what is trained of a clip.
 
     Runs from before a field was there have the same hash, as long as it is its default.
     """
-    facts = {**asdict(clip), "path": "", "source": ""}
+    values = {**asdict(clip), "path": "", "source": ""}
     for name, default in (("caption_dropout", None), ("pacing", asdict(Pacing()))):
-        if facts[name] == default:
-            del facts[name]
-    return facts
+        if values[name] == default:
+            del values[name]
+    return values
 
 
-def _window_facts(window: Window) -> tuple[Any, ...]:
+def _window_values(window: Window) -> tuple[Any, ...]:
     """Return the values of a window, without those of its last fields that are their
     defaults: runs from before these fields were there have the same hash.
     """
-    facts = astuple(window)
+    values = astuple(window)
     if window.companions:
-        return facts
-    return facts[:-1] if window.flip else facts[:-2]
+        return values
+    return values[:-1] if window.flip else values[:-2]
 
 
 def open_job(
@@ -434,7 +438,7 @@ def with_views(job: Job, account: Mapping[str, Any], steps: int) -> dict[str, An
     columns = job.library.columns
     if not job.buckets:
         views = np.zeros(len(columns.ids), np.int64)
-    elif job.past.step:
+    elif job.view_history.step:
         views_by_id = job.exposure(steps).clips
         views = np.array([views_by_id.get(name, 0) for name in columns.ids])
     else:

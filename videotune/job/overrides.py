@@ -216,8 +216,12 @@ def _named_files(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 yield key, path
 
     prompts = keys.get("samples")
-    for prompt in prompts if isinstance(prompts, list) else ():
-        for name in FILE_KEYS if isinstance(prompt, Mapping) else ():
+    if not isinstance(prompts, list):
+        return
+    for prompt in prompts:
+        if not isinstance(prompt, Mapping):
+            continue  # a prompt that is only text names no file
+        for name in FILE_KEYS:
             path = prompt.get(name)
             if isinstance(path, str):
                 yield f"samples: {name}", path

@@ -15,13 +15,13 @@ from videotune.data.window_table import earlier_copies
 from videotune.diffusion.loss import Objective
 from videotune.diffusion.timesteps import TimestepSampler, shift_of_tokens
 from videotune.latent_cache.condition_reader import ConditionReader, SampleConditions
+from videotune.latent_cache.conditioning_cells import appended_latents
 from videotune.latent_cache.conditions import (
     LATENTS,
     SOUND,
     ConditionSample,
     condition_key,
 )
-from videotune.latent_cache.given_cells import appended_latents
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.sampler import ExpertSchedule, Schedule, bucket_of
 from videotune.latent_cache.store import LatentCache
@@ -134,28 +134,31 @@ class BatchSource:
         return self.draw_latents(window, DETERMINISTIC_VARIANT, (window.id,))
 
     def plain_latents_with_conditions(self, window: Window) -> LatentDistribution:
-        """Return a plain window with the usual conditions, as previews read it."""
+        """Return a plain window with the conditions that most samples have, as
+        previews read it.
+        """
         latents = self.plain_latents(window)
         reader = self.condition_reader
-        sample = SampleConditions(window, DETERMINISTIC_VARIANT, reader.usual)
+        types = reader.types_of_most_samples
+        sample = SampleConditions(window, DETERMINISTIC_VARIANT, types)
         encoded = reader.encoded_conditions(sample)
         states = reader.channel_states(sample, latents.extras)
         latents = replace(latents, extras=states | appended_latents(encoded, self.spec))
         # The sampler takes a first frame from the latents by itself: without ``known``, it
         # is given that frame at most.
-        if set(filter(self.spec.is_in_place, reader.usual)) == {"first_frame"}:
+        if set(filter(self.spec.is_in_place, types)) == {"first_frame"}:
             return latents
         x0 = latents.mean.clone()
-        if latents.start is not None and "first_frame" in reader.usual:
+        if latents.start is not None and "first_frame" in types:
             x0[:, :1] = latents.start
-        known = reader.write_given_cells(x0, sample, encoded)
+        known = reader.write_conditioning_cells(x0, sample, encoded)
         return replace(latents, mean=x0, known=known)
 
-    def given_modality(self, window: Window) -> LatentDistribution:
+    def conditioning_modality(self, window: Window) -> LatentDistribution:
         """Return a window's video or sound that is given to a sample of the other modality.
 
         If only sound is learnt it is the whole video, with all cells known; if only video
-        is learnt, the usual conditions and the clip's sound.
+        is learnt, the conditions that most samples have, and the clip's sound.
         """
         if "video" not in self.spec.generates:
             latents = self.plain_latents(window)
@@ -179,7 +182,7 @@ class BatchSource:
         return self.store.get("conditions", condition_key(self.keys, sample))
 
     @property
-    def variants(self) -> int:
+    def num_variants(self) -> int:
         """How many variants of a window that varies are cached."""
         return self.config.video_config.variants
 
@@ -190,9 +193,9 @@ class BatchSource:
     def is_encoded_in_step(self, window: Window, variant: int) -> bool:
         """Whether a sample is encoded in its step, because no variants are cached."""
         is_plain = variant == DETERMINISTIC_VARIANT
-        return self.variants == 0 and not is_plain and self.varies(window)
+        return self.num_variants == 0 and not is_plain and self.varies(window)
 
-    def variant(self, bucket: int, position: int, epoch: int) -> int:
+    def variant_in_epoch(self, bucket: int, position: int, epoch: int) -> int:
         """Return which variant the window at ``position`` of a bucket shows in epoch
         ``epoch``.
         """
@@ -206,7 +209,7 @@ class BatchSource:
         views_before = epoch * repeats
         if repeats > 1:
             views_before += int(self._earlier_copies[bucket][position])
-        return views_before % self.variants if self.variants else views_before
+        return views_before % self.num_variants if self.num_variants else views_before
 
     @cached_property
     def latents_keys(self) -> dict[tuple[Window, int], str]:
@@ -219,7 +222,7 @@ class BatchSource:
         keys: dict[tuple[Window, int], str] = {}
         for bucket in self.buckets:
             for window in dict.fromkeys(bucket):
-                variants = range(self.variants) if self.varies(window) else (0,)
+                variants = range(self.num_variants) if self.varies(window) else (0,)
                 for variant in variants:
                     sample = self.keys.frame_sample(window, variant)
                     keys[window, variant] = self.keys.latents_key(sample)
@@ -241,7 +244,7 @@ class BatchSource:
     @property
     def _keys_fit_memory(self) -> bool:
         num_windows = sum(len(bucket) for bucket in self.buckets)
-        return num_windows * max(1, self.variants) <= KEYS_IN_MEMORY
+        return num_windows * max(1, self.num_variants) <= KEYS_IN_MEMORY
 
     @cached_property
     def text_in_step(self) -> bool:

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from videotune.latent_cache.batch_source import BatchSource
 from videotune.latent_cache.condition_reader import SampleConditions
-from videotune.latent_cache.conditions import num_boxes
-from videotune.latent_cache.frame_dropout import drop_frames
-from videotune.latent_cache.given_cells import (
+from videotune.latent_cache.conditioning_cells import (
     appended_latents,
     as_mask,
     put_start_images,
 )
+from videotune.latent_cache.conditions import num_boxes
+from videotune.latent_cache.frame_dropout import drop_frames
 from videotune.latent_cache.picture_mask import picture_mask
 from videotune.latent_cache.sampler import sample_indices
 from videotune.latent_cache.sound_batch import attach_sound, draw_sound_noise
@@ -45,7 +45,10 @@ def draws_of(source: BatchSource, step: int) -> StepDraws:
     config = source.config
     bucket, indices = sample_indices(source.schedule, step)
     samples = tuple(
-        (source.buckets[bucket][position], source.variant(bucket, position, epoch))
+        (
+            source.buckets[bucket][position],
+            source.variant_in_epoch(bucket, position, epoch),
+        )
         for position, epoch in indices
     )
     captions = tuple(
@@ -53,16 +56,16 @@ def draws_of(source: BatchSource, step: int) -> StepDraws:
         for index, (window, _) in enumerate(samples)
     )
 
-    learnt: tuple[str, ...] = ("video",)
-    if source.buckets[bucket][0].shape.sound:
-        learnt = source.spec.generates
-    levels = []
-    for modality in learnt:
-        purpose = "t" if modality == "video" else "t sound"
-        numbers = uniforms(
-            seed, step, len(samples), config.timestep_stratified, purpose
-        )
-        levels.append(source.timesteps_of(step, modality).draw(numbers))
+    video_t = None
+    sound_t = None
+    has_sound = source.buckets[bucket][0].shape.sound
+    if not has_sound or "video" in source.spec.generates:
+        video_t = _draw_noise_levels(source, step, len(samples), "video")
+    if has_sound and "sound" in source.spec.generates:
+        sound_t = _draw_noise_levels(source, step, len(samples), "sound")
+    # If only the sound is learnt, its noise levels take the place of the video's.
+    t = sound_t if video_t is None else video_t
+    assert t is not None, "a model generates video, sound or both"
 
     condition_types = tuple(
         _draw_conditions(source, step, index) for index in range(len(samples))
@@ -76,9 +79,20 @@ def draws_of(source: BatchSource, step: int) -> StepDraws:
         captions=captions,
         condition_types=condition_types,
         boxes=tuple(boxes),
-        t=levels[0],
-        sound_t=levels[1] if len(levels) > 1 else None,
+        t=t,
+        sound_t=None if video_t is None else sound_t,
     )
+
+
+def _draw_noise_levels(
+    source: BatchSource, step: int, samples: int, modality: str
+) -> Tensor:
+    """Draw the noise levels (B,) of the video or of the sound of a step."""
+    purpose = "t" if modality == "video" else "t sound"
+    numbers = uniforms(
+        source.keys.seed, step, samples, source.config.timestep_stratified, purpose
+    )
+    return source.timesteps_of(step, modality).draw(numbers)
 
 
 def _draw_conditions(source: BatchSource, step: int, index: int) -> frozenset[str]:
@@ -238,7 +252,7 @@ def assemble(
         encoded = source.condition_reader.encoded_conditions(sample)
         # Writes the given cells into x0 in place, and returns where they are: (F,H,W).
         known.append(
-            source.condition_reader.write_given_cells(x0[index], sample, encoded)
+            source.condition_reader.write_conditioning_cells(x0[index], sample, encoded)
         )
         states_of_clip = latents[index].extras
         states = source.condition_reader.channel_states(sample, states_of_clip)

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from videotune.config.schema import Config
+from videotune.latent_cache.conditioning_cells import put_conditions
 from videotune.latent_cache.conditions import (
     ConditionSample,
     channel_samples,
     condition_samples,
+    conditions_of_most_samples,
     num_boxes,
     shown_on_channels,
-    usual_conditions,
 )
-from videotune.latent_cache.given_cells import put_conditions
 from videotune.model_spec import ModelSpec
 from videotune.types import Window
 
@@ -44,12 +44,12 @@ class ConditionReader:
     """Returns the tensors of a condition that is encoded on its own."""
 
     @cached_property
-    def usual(self) -> frozenset[str]:
+    def types_of_most_samples(self) -> frozenset[str]:
         """Types of the conditions that at least half of the samples have.
 
-        Validation and previews have them, too.
+        Validation and previews, which draw no conditions, have all of these.
         """
-        return usual_conditions(self.config, self.spec)
+        return conditions_of_most_samples(self.config, self.spec)
 
     @cached_property
     def prefix_frames(self) -> int:
@@ -77,7 +77,7 @@ class ConditionReader:
                 encoded[condition.type] = self.tensors_of(chosen)
         return encoded
 
-    def write_given_cells(
+    def write_conditioning_cells(
         self,
         x0: Tensor,
         sample: SampleConditions,

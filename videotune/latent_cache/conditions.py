@@ -388,8 +388,12 @@ def companion_sample(
     return replace(sample, window=replace(sample.window, clip_id=file_id), times=times)
 
 
-def usual_conditions(config: Config, spec: ModelSpec) -> frozenset[str]:
-    """Return the types of the conditions that at least half of the samples have."""
+def conditions_of_most_samples(config: Config, spec: ModelSpec) -> frozenset[str]:
+    """Return the types of the conditions that at least half of the samples have.
+
+    Validation and previews draw no conditions, so their samples have all of these and no
+    others.
+    """
     return frozenset(
         name
         for name, share in config.condition_shares.items()

@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -74,24 +73,23 @@ def decode_ahead(
     """
     pending: deque[_PendingGroup] = deque()
     max_pending = 4 * workers.count if workers else 1
-    pending_bytes = 0
     try:
-        # An empty group at the end waits for all groups before it.
-        for group in chain(_groups(samples), [[]]):
-            while pending and (
-                not group
-                or len(pending) >= max_pending
-                or pending_bytes + _frame_bytes(group) > DECODE_AHEAD_BYTES
-            ):
-                pending_bytes -= _frame_bytes(pending[0].samples)
+        for group in _groups(samples):
+            # Make room: finish the oldest groups first.
+            while pending:
+                has_slot = len(pending) < max_pending
+                pending_bytes = sum(_frame_bytes(item.samples) for item in pending)
+                has_memory = pending_bytes + _frame_bytes(group) <= DECODE_AHEAD_BYTES
+                if has_slot and has_memory:
+                    break
                 yield from _finish(pending.popleft())
 
-            if group:
-                clip = media[group[0].window.clip_id]
-                pending.append(
-                    _PendingGroup(group, clip, _submit(group, clip, workers))
-                )
-                pending_bytes += _frame_bytes(group)
+            clip = media[group[0].window.clip_id]
+            future = _submit(group, clip, workers)
+            pending.append(_PendingGroup(group, clip, future))
+
+        while pending:
+            yield from _finish(pending.popleft())
     finally:
         for unfinished in pending:
             if unfinished.future is not None:

@@ -52,7 +52,7 @@ class Exposure:
         """
         views = self.ranges()
         views["clips"] = dict(self.clips)
-        views["advice"] = advice(most(self), learning_rate)
+        views["advice"] = advice(most_views(self), learning_rate)
 
         regularization = [
             count
@@ -83,10 +83,12 @@ class Exposure:
         """Return the least, mean and most views of a training window, with the band, and
         of a training clip.
         """
-        per_window = _range(self._trained(self.windows)) | {"band": band(most(self))}
+        per_window = _range(self._trained(self.windows)) | {
+            "band": band(most_views(self))
+        }
         return {"per_window": per_window, "per_clip": _range(self._trained(self.clips))}
 
-    def less(self, other: Exposure) -> Exposure:
+    def minus(self, other: Exposure) -> Exposure:
         """Subtract the views of an earlier step of the same stream."""
         windows = {
             name: count - other.windows[name] for name, count in self.windows.items()
@@ -94,7 +96,7 @@ class Exposure:
         clips = {name: count - other.clips[name] for name, count in self.clips.items()}
         return Exposure(windows, clips, self.regularization)
 
-    def more(self, views: Mapping[str, int], windows: Sequence[Window]) -> Exposure:
+    def plus(self, views: Mapping[str, int], windows: Sequence[Window]) -> Exposure:
         """Add views from before.
 
         Args:
@@ -176,7 +178,7 @@ def views_of_clips(
     return np.where(has_entry, total, -1)
 
 
-def most(exposure: Exposure) -> int:
+def most_views(exposure: Exposure) -> int:
     """Return the views of the training window that is shown most."""
     return max(exposure._trained(exposure.windows), default=0)
 
@@ -194,7 +196,7 @@ def steps_for(
     """
 
     def reached(step: int) -> int:
-        return most(exposure_after(step))
+        return most_views(exposure_after(step))
 
     low = 0
     high = max(1, round(views * guess) + 1)

@@ -50,7 +50,7 @@ def attach_sound(
         x0=x0,
         noise=torch.zeros_like(x0),
         t=x0.new_zeros(len(x0)),
-        is_given="sound" not in spec.generates,
+        is_conditioning="sound" not in spec.generates,
     )
     if "video" in spec.generates:
         return replace(batch, sound=sound)
@@ -58,7 +58,7 @@ def attach_sound(
     return replace(
         batch,
         sound=sound,
-        video_is_given=True,
+        video_is_conditioning=True,
         has_clean_frames=True,
         conditioning_mask=torch.ones_like(batch.conditioning_mask),
         loss_mask=torch.zeros_like(batch.loss_mask),
@@ -77,7 +77,7 @@ def draw_sound_noise(
         step: the step.
         first: number of the first sample among those of the step.
     """
-    if batch.sound is None or batch.sound.is_given:
+    if batch.sound is None or batch.sound.is_conditioning:
         return batch
     noise = draw_noise(batch.sound.x0, seed, step, first, "noise sound")
     return replace(batch, sound=replace(batch.sound, noise=noise, t=t))

@@ -316,10 +316,10 @@ class CogVideoX(DiffusersModel):
     @cached_property
     def _path(self) -> Any:
         """The noising path."""
-        from videotune.diffusion.loss import objective  # imports torch
+        from videotune.diffusion.loss import objective_for_prediction  # imports torch
         from videotune.diffusion.timesteps import TimestepSampler
 
-        return objective(
+        return objective_for_prediction(
             "v", self.spec.prediction_constants, TimestepSampler()
         ).noise_path
 

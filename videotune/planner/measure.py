@@ -374,12 +374,12 @@ class FakeRun:
             assert spec.sound is not None
             sound_latents = spec.sound.latents(shape)
             sound_size = (samples, spec.sound.channels, sound_latents, 1, 1)
-            is_given = "sound" not in spec.generates
+            is_conditioning = "sound" not in spec.generates
             sound_x0 = torch.zeros(sound_size)
             sound_noise = torch.zeros(sound_size)
-            sound = Sound(sound_x0, sound_noise, levels, is_given)
+            sound = Sound(sound_x0, sound_noise, levels, is_conditioning)
             only_sound = "video" not in spec.generates
-            batch = replace(batch, sound=sound, video_is_given=only_sound)
+            batch = replace(batch, sound=sound, video_is_conditioning=only_sound)
             sound_t = levels if len(spec.generates) == 2 else None
         return StepBatch(
             1,

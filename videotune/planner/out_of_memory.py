@@ -5,7 +5,7 @@ from videotune.config.optimizers import updates_apart
 from videotune.config.part_checks import cannot_compute_in_parts
 from videotune.errors import DoesNotFit
 from videotune.memory.accelerator import has_streams
-from videotune.trainer.saving import rescue_message, save_what_is_good
+from videotune.trainer.saving import rescue_message, save_before_error
 from videotune.trainer.step import OutOfMemory
 from videotune.trainer.trainer import Trainer
 from videotune.types import ClipShape
@@ -37,7 +37,7 @@ def save_before_failed_step(trainer: Trainer, error: OutOfMemory) -> str:
     """
     is_intact = error.intact and trainer.dist.size == 1
     if is_intact:
-        rescue = save_what_is_good(trainer, error.step - 1)
+        rescue = save_before_error(trainer, error.step - 1)
     else:
         rescue = rescue_message(trainer.run)
 

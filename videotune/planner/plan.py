@@ -155,7 +155,7 @@ def steps_for_views(job: Job, targets: Sequence[int]) -> dict[str, int]:
         if step is None:
             continue
         # views from before a change of the data have no known step: the change is later
-        steps[str(views)] = max(job.past.step, step)
+        steps[str(views)] = max(job.view_history.step, step)
     return steps
 
 

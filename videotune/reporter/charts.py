@@ -89,8 +89,11 @@ def thin(
     points: list[Point] = []
     for column in range(columns):
         start = num * column // columns
-        values = ys[start : num * (column + 1) // columns]
-        for index in sorted({values.index(min(values)), values.index(max(values))}):
+        end = num * (column + 1) // columns
+        values = ys[start:end]
+        lowest = values.index(min(values))
+        highest = values.index(max(values))
+        for index in sorted({lowest, highest}):
             points.append((xs[start + index], values[index]))
     return points
 
@@ -127,11 +130,13 @@ class _Scale:
     high: float
 
     def x(self, value: float) -> float:
-        return (value - self.left) / ((self.right - self.left) or 1) * SIZE
+        width = (self.right - self.left) or 1
+        return (value - self.left) / width * SIZE
 
     def y(self, value: float) -> float:
+        height = (self.high - self.low) or 1
         clamped = min(max(value, self.low), self.high)
-        return SIZE - (clamped - self.low) / ((self.high - self.low) or 1) * SIZE
+        return SIZE - (clamped - self.low) / height * SIZE
 
 
 def line_chart(

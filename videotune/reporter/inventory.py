@@ -306,7 +306,7 @@ def use(run: Run, *, is_shared: bool = False) -> dict[str, Any]:
         "with_first_frame": None,
         "with_conditions": None,
     }
-    if chapter["given_modality"]:
+    if chapter["conditioning_modality"]:
         return chapter
     code = condition_code(run, pipelines, chapter["shape"])
     if code is not None:

@@ -15,7 +15,7 @@ from videotune.reporter.build import environment, fill
 from videotune.reporter.previews import step_in
 from videotune.reporter.privacy import shareable
 from videotune.reporter.read import Run, at, number
-from videotune.reporter.sound_code import given_modality
+from videotune.reporter.sound_code import conditioning_modality
 
 MAX_PREVIEWS = 4
 """Previews of a card, at most; they are of the last step that has some."""
@@ -117,7 +117,9 @@ def _card_data(
         best: the lowest held-out loss, relative to the base model, or None.
     """
     method = run.setting("training_method")
-    task = "text-to-audio" if given_modality(run) == "video" else _pipeline_tag(use)
+    task = (
+        "text-to-audio" if conditioning_modality(run) == "video" else _pipeline_tag(use)
+    )
     relation = None
     if base:
         relation = "finetune" if method == "FINE_TUNE" else "adapter"

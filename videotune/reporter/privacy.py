@@ -42,19 +42,21 @@ class PathNames:
         ancestors: dict[str, str] = {}
         for path in names:
             for parent in _pure(path).parents:
-                if len(parent.parts) > 2 and str(parent) not in names:
+                is_named = str(parent) in names
+                if len(parent.parts) > 2 and not is_named:
                     ancestors[str(parent)] = "…"
 
         # The longest first: a dataset may lie in the run folder, or the other way.
         by_path = ancestors | dict(names)
         for path in sorted(by_path, key=len, reverse=True):
             pattern = re.escape(path.rstrip("/\\"))
-            inside = f"{by_path[path]}/" if by_path[path] else ""
-            alone = by_path[path] or _pure(path).name
-            self._names.append((re.compile(pattern + _SEPARATOR + r"(?=\S)"), inside))
-            self._names.append(
-                (re.compile(pattern + rf"{_SEPARATOR}?(?![\w.-])"), alone)
-            )
+            before_a_file = re.compile(pattern + _SEPARATOR + r"(?=\S)")
+            name_before_a_file = f"{by_path[path]}/" if by_path[path] else ""
+            self._names.append((before_a_file, name_before_a_file))
+
+            by_itself = re.compile(pattern + rf"{_SEPARATOR}?(?![\w.-])")
+            name_by_itself = by_path[path] or _pure(path).name
+            self._names.append((by_itself, name_by_itself))
 
     def in_text(self, text: str, *, is_user_text: bool = False) -> str:
         """Return a text without absolute paths of the machine."""
@@ -72,7 +74,8 @@ class PathNames:
         if isinstance(value, str):
             if key in keep:
                 return value
-            return self.in_text(value, is_user_text=key in _USER_TEXTS)
+            is_user_text = key in _USER_TEXTS
+            return self.in_text(value, is_user_text=is_user_text)
         if isinstance(value, list | tuple):
             return [self._in_value(item, key=key, keep=keep) for item in value]
         if isinstance(value, Mapping):
@@ -90,9 +93,9 @@ def shareable(run: Run) -> Run:
 
     life = None
     if run.life is not None:
-        life = {
-            key: value for key, value in run.life.items() if key not in ("pid", "host")
-        }
+        life = dict(run.life)
+        for key in ("pid", "host"):
+            life.pop(key, None)
     exports = None
     if run.exports is not None:
         exports = names.in_value(run.exports, _FILE_KEYS)
@@ -116,7 +119,7 @@ def shareable(run: Run) -> Run:
 
 def _names_of(run: Run) -> dict[str, str]:
     """Return names of the folders that a run knows; empty for the run and its dataset."""
-    names: dict[str, str] = {str(Path.home()): "~"}
+    names = {str(Path.home()): "~"}
     for path in _absolute_paths(run.setting()):
         names[path] = _pure(path).name
 
@@ -141,15 +144,19 @@ def _names_of(run: Run) -> dict[str, str]:
 
 def names_of_datasets(folders: Sequence[str | Path]) -> dict[str, str]:
     """Return the name of each dataset's folder: empty for only one."""
-    if len(folders) == 1:
-        return {str(folders[0]): ""}
-    return {str(folder): _pure(str(folder)).name for folder in folders}
+    texts = [str(folder) for folder in folders]
+    if len(texts) == 1:
+        return {texts[0]: ""}
+    return {text: _pure(text).name for text in texts}
 
 
 def _common_folder(run: Run) -> str:
     """Return the folder of all clips of a run that does not name its datasets."""
-    paths = [str(clip["path"]) for clip in run.clips]
-    parents = {str(_pure(path).parent) for path in paths if _is_absolute(path)}
+    parents = set()
+    for clip in run.clips:
+        path = str(clip["path"])
+        if _is_absolute(path):
+            parents.add(str(_pure(path).parent))
     return min(parents, key=len, default="")
 
 
@@ -184,13 +191,15 @@ def shown_path(run: Run, path: str) -> str:
     pure = _pure(path)
     if not pure.is_absolute():
         return path
-    for folder in (run.folder.absolute(), run.folder.resolve()):
-        if pure.is_relative_to(str(folder)):
-            return pure.relative_to(str(folder)).as_posix()
+    for run_folder in (run.folder.absolute(), run.folder.resolve()):
+        folder = str(run_folder)
+        if pure.is_relative_to(folder):
+            return pure.relative_to(folder).as_posix()
     return pure.name
 
 
 def without_machine(value: Any, folders: Sequence[Path]) -> Any:
     """Return a JSON value with paths relative to the folders of datasets."""
-    names = {str(Path.home()): "~"} | names_of_datasets(folders)
+    names = {str(Path.home()): "~"}
+    names |= names_of_datasets(folders)
     return PathNames(names).in_value(value)

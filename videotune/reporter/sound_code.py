@@ -27,7 +27,7 @@ def learnt_modalities(run: Run) -> set[str]:
     return {"video", "sound"} & {str(name) for name in items(run.setting("generate"))}
 
 
-def given_modality(run: Run) -> str:
+def conditioning_modality(run: Run) -> str:
     """Return which of "video" and "sound" a run's samples are given; empty if none."""
     learnt = learnt_modalities(run)
     if len(learnt) != 1:
@@ -45,7 +45,7 @@ def sound_use(run: Run, pipelines: Sequence[str], folder: str) -> dict[str, Any]
 
     Returns:
         "sound_rate", the code of the sound's samples a second, empty if the code writes
-        no sound; "given_modality"; and "given_command", the command for samples that are
+        no sound; "conditioning_modality"; and "given_command", the command for samples that are
         given it.
     """
     known_names = set(pipelines) & _sound_rates().keys()
@@ -53,12 +53,12 @@ def sound_use(run: Run, pipelines: Sequence[str], folder: str) -> dict[str, Any]
     if len(learnt_modalities(run)) == 2 and len(known_names) == 1:
         sound_rate = _sound_rates()[known_names.pop()]
 
-    modality = given_modality(run)
+    modality = conditioning_modality(run)
     command = ""
     if modality:
         command = f'videotune sample {folder} --prompt "…" {GIVEN_FILES[modality]}'
     return {
         "sound_rate": sound_rate,
-        "given_modality": modality,
+        "conditioning_modality": modality,
         "given_command": command,
     }

@@ -104,7 +104,8 @@ class Checkpoint:
         try:
             self.verify(part, verify_share)
             if (self.folder / name).is_file():
-                return cut(safetensors_torch.load_file(self.folder / name), rows or {})
+                tensors = safetensors_torch.load_file(self.folder / name)
+                return select_rows(tensors, rows or {})
             return merge_shards(self.folder, part, rows or {})
         except VideotuneError:
             raise
@@ -166,7 +167,9 @@ def shard_of(
     return shard if shape == shard.full_shape or not shard.count else None
 
 
-def cut(state: Mapping[str, Tensor], rows: Mapping[str, Shard]) -> dict[str, Tensor]:
+def select_rows(
+    state: Mapping[str, Tensor], rows: Mapping[str, Shard]
+) -> dict[str, Tensor]:
     """Return what a process has of whole tensors: its rows of those that are sharded,
     all of the others.
     """

@@ -201,11 +201,13 @@ def _write_own(
         own_tensors: dict[str, Tensor] = {}
         shape_and_first_row: dict[str, tuple[list[int], int]] = {}
         for name, tensor in tensors.items():
+            # The optimizer's tensors have the names of parameters with a key behind.
             shard = rows.get(name) or rows.get(name.rpartition(".")[0])
-            if shard is not None and tensor.shape == (
+            is_rows = shard is not None and tensor.shape == (
                 shard.count,
                 *shard.full_shape[1:],
-            ):
+            )
+            if shard is not None and is_rows:
                 own_tensors[name] = tensor
                 shape_and_first_row[name] = (list(shard.full_shape), shard.first)
             elif dist.is_main:

@@ -11,21 +11,21 @@ from pathlib import Path
 from videotune.files import write_bytes, write_json, write_whole
 from videotune.runs.schemas import read_record
 
-FACTS = ("config", "check", "plan")
-"""The files that say what a run is.
+RUN_RECORDS = ("config", "check", "plan")
+"""The JSON files of a run folder with its settings, its clips and its plan.
 
 When a resume changes them, the old ones stay in ``before/``.
 """
 
 
-def facts_at(run: Path, step: int | None) -> dict[str, Path]:
+def record_paths_at(run: Path, step: int | None) -> dict[str, Path]:
     """Return the files that said what the run was when it made the step after ``step``;
     for None, the present ones.
     """
     later_changes = changed_after(run, step) if step is not None else []
     if later_changes:
-        return {name: kept_before(run, name, later_changes[0]) for name in FACTS}
-    return {name: run / f"{name}.json" for name in FACTS}
+        return {name: kept_before(run, name, later_changes[0]) for name in RUN_RECORDS}
+    return {name: run / f"{name}.json" for name in RUN_RECORDS}
 
 
 def kept_before(run: Path, name: str, step: int) -> Path:
@@ -70,7 +70,7 @@ def archive_steps(run: Path, step: int, newest: int) -> Path | None:
 
     # 1. Copy what says what the run was. A file that exists is from before a kill.
     branch = branch_for(run)
-    for name in (*(f"{fact}.json" for fact in FACTS), "exports.json"):
+    for name in (*(f"{name}.json" for name in RUN_RECORDS), "exports.json"):
         if (run / name).is_file() and not (branch / name).exists():
             write_bytes(branch / name, (run / name).read_bytes())
     write_whole(
@@ -99,7 +99,7 @@ def _restore_facts(run: Path, branch: Path, step: int) -> None:
     changed = changed_after(run, step)
     if not changed:
         return
-    for name in FACTS:
+    for name in RUN_RECORDS:
         version_file = kept_before(run, name, changed[0])
         if version_file.exists():  # else a kill came after this was done
             write_bytes(run / f"{name}.json", version_file.read_bytes())
@@ -107,7 +107,7 @@ def _restore_facts(run: Path, branch: Path, step: int) -> None:
     # The oldest goes last, for it says what the run is; and the config last of all, for
     # it says that all three exist.
     for number in reversed(changed):
-        for name in reversed(FACTS):
+        for name in reversed(RUN_RECORDS):
             version_file = kept_before(run, name, number)
             if version_file.exists():
                 _move(version_file, branch / "before")

@@ -325,7 +325,7 @@ def write_config(
         "data": job.data_digest(),
         "steps": job.steps,
         "processes": job.processes,
-        "past": asdict(job.past),
+        "past": asdict(job.view_history),
         "asked": dict(user_values),
         "versions": versions(),
         "command": command,

@@ -68,7 +68,9 @@ def refuse_given(files: GivenFiles, spec: ModelSpec, config: Config, key: str) -
         key: where the files are named, for messages.
     """
     _refuse_modality(files, spec, key)
-    if not spec.is_given_video and (files.video is None) != (files.mask is None):
+    if not spec.has_conditioning_video and (files.video is None) != (
+        files.mask is None
+    ):
         raise VideotuneError(
             f"{key}: video and mask belong together: the mask is white where the video is "
             "painted anew. Set both or neither"
@@ -100,17 +102,17 @@ def _refuse_modality(files: GivenFiles, spec: ModelSpec, key: str) -> None:
     """Raise VideotuneError for a sound that is not given in a run, or for what else a
     sample is given beside a whole video.
     """
-    if files.sound is not None and not spec.is_given_sound:
+    if files.sound is not None and not spec.has_conditioning_sound:
         raise VideotuneError(
             f"{key}: sound: it is for a run that learns the video for a sound (generate "
             "[video]). Leave it out"
         )
-    if spec.is_given_video and (files.types or files.video is None):
+    if spec.has_conditioning_video and (files.types or files.video is None):
         raise VideotuneError(
             f"{key}: the run learns the sound of a video (generate [sound]). Set video, and no "
             "other file"
         )
-    if spec.is_given_sound and files.sound is None:
+    if spec.has_conditioning_sound and files.sound is None:
         raise VideotuneError(
             f"{key}: the run learns the video for a sound (generate [video]). Set sound too"
         )

@@ -23,6 +23,7 @@ from videotune.latent_cache.clip_ends import (
     given_frames,
     pixels_of_end,
 )
+from videotune.latent_cache.conditioning_cells import appended_latents, put_conditions
 from videotune.latent_cache.conditions import (
     KNOWN,
     ConditionSample,
@@ -30,7 +31,6 @@ from videotune.latent_cache.conditions import (
     pixel_frames,
     shown_pixels,
 )
-from videotune.latent_cache.given_cells import appended_latents, put_conditions
 from videotune.latent_cache.mask_reading import mask_pixels
 from videotune.latent_cache.pixels import to_model
 from videotune.models.base import DiffusersModel
@@ -96,7 +96,7 @@ def _encode(
         return replace(
             distribution, sound=_encode_sound(family, files.sound, shape, key)
         )
-    if family.spec.is_given_video:
+    if family.spec.has_conditioning_video:
         return _encode_whole_video(family, files, shape, key)
     if files.reference is None:
         return _encode_shown(family, files, shape, config, key)

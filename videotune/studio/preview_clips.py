@@ -27,9 +27,8 @@ def nearest(
     clips = [clip for clip in read_live(run).clips if clip["used"]]
     if not clips:
         return None
-    return clip_of(
-        home, run, max(clips, key=lambda clip: _caption_overlap(prompt, clip))
-    )
+    nearest_clip = max(clips, key=lambda clip: _caption_overlap(prompt, clip))
+    return clip_of(home, run, nearest_clip)
 
 
 def _caption_overlap(prompt: str, clip: Mapping[str, Any]) -> float:
@@ -50,9 +49,12 @@ def clip_of(home: Path, run: Path, clip: Mapping[str, Any]) -> dict[str, str]:
     media_path = path
     if not is_playable or not path.is_file():
         media_path = run / "pictures" / f"{str(clip.get('id'))[:16]}.jpg"
+    media_name = ""
+    if media_path.is_file():
+        media_name = media_path.relative_to(home).as_posix()
     return {
         "name": path.name,
-        "path": media_path.relative_to(home).as_posix() if media_path.is_file() else "",
+        "path": media_name,
     }
 
 
@@ -61,4 +63,7 @@ def word_overlap(text: str, reference: str) -> float:
     text_words = set(re.findall(r"\w+", text.lower()))
     reference_words = set(re.findall(r"\w+", reference.lower()))
     all_words = text_words | reference_words
-    return len(text_words & reference_words) / len(all_words) if all_words else 0.0
+    if not all_words:
+        return 0.0
+    common_words = text_words & reference_words
+    return len(common_words) / len(all_words)

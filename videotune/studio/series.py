@@ -63,7 +63,8 @@ def curve(
 
     if len(x) > max_points:
         indices = [0, len(x) - 1]
-        for section in np.array_split(np.arange(len(x)), max_points // 2 - 1):
+        sections = np.array_split(np.arange(len(x)), max_points // 2 - 1)
+        for section in sections:
             indices.append(section[0] + np.argmin(y[section]))
             indices.append(section[0] + np.argmax(y[section]))
         kept_indices = np.unique(indices)
@@ -213,8 +214,10 @@ def charts(run: Run, deadline: float) -> dict[str, Any]:
     chart_curves = {}
     for name, raw_curves in _raw_charts(run, norms.curves).items():
         drawn_curves = [curve(*raw_curve) for raw_curve in raw_curves]
-        chart_curves[name] = [one for one in drawn_curves if one["x"]]
-    sample_steps = {number(record.get("step")) or 0 for record in run.of_kind("sample")}
+        chart_curves[name] = [drawn for drawn in drawn_curves if drawn["x"]]
+    sample_steps = set()
+    for record in run.of_kind("sample"):
+        sample_steps.add(number(record.get("step")) or 0)
 
     return {
         "name": run.folder.name,
@@ -248,14 +251,16 @@ def _raw_charts(
         elif name == "seconds":
             speed.append(("seconds per step", *step_curve))
 
+    modules = []
+    for name, pairs in sorted(norm_curves.items()):
+        modules.append((name, *np.transpose(pairs)))
+
     return {
         "loss": losses,
         "validation": validations,
         "noise": _by_noise_level(run.steps.errors),
         "sound_noise": _by_noise_level(run.steps.sound_errors),
-        "modules": [
-            (name, *np.transpose(pairs)) for name, pairs in sorted(norm_curves.items())
-        ],
+        "modules": modules,
         "rate": rates,
         "norm": [("gradient norm", *run.steps.norms)],
         "speed": speed,

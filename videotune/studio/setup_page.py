@@ -12,7 +12,6 @@ from fastapi import APIRouter, Request, Response
 from videotune.config.nested_keys import flatten
 from videotune.data.remarks import with_codes
 from videotune.errors import VideotuneError
-from videotune.files import write_json
 from videotune.presets.shipped import preset_named, preset_reasons
 from videotune.reporter.read import mapping, number
 from videotune.reporter.times_seen import COLOURS
@@ -28,7 +27,6 @@ from videotune.studio import (
     queue_page,
     run_cards,
     run_states,
-    trash,
 )
 from videotune.studio.base_model_problem import (
     BaseModelProblem,
@@ -57,14 +55,16 @@ from videotune.studio.kept_values import (
 )
 from videotune.studio.licences import accept_licence, open_licence
 from videotune.studio.memory_bar import memory_parts
+from videotune.studio.own_presets import (
+    discard_own_preset,
+    preset_path,
+    read_own_preset,
+    read_own_presets,
+    save_own_preset,
+)
 from videotune.studio.preview_outlook import count_captions
 from videotune.studio.project_plan import plan_answer, plan_file, plan_question
-from videotune.studio.projects import (
-    Project,
-    draft,
-    inside,
-)
-from videotune.studio.records import OwnPreset, read_record
+from videotune.studio.projects import Project, draft
 from videotune.studio.setting_values import describe_values
 from videotune.studio.sound_settings import base_model_of, prompt_files, shown_fields
 from videotune.studio.start_questions import ask_before_start
@@ -72,7 +72,7 @@ from videotune.studio.this_computer import (
     card_elsewhere,
     notes_on_this_computer,
 )
-from videotune.studio.uploads import receive, safe_name, temporary_upload
+from videotune.studio.uploads import receive, temporary_upload
 from videotune.studio.verdict import plan_verdict
 from videotune.studio.web import (
     CurrentPage,
@@ -99,11 +99,6 @@ routes = APIRouter()
 
 UNFOLDED_NOTES = ("caption_reading", "frame_count")
 """Codes of the plan's notes that stand open on the page; the others are folded."""
-
-PRESETS_FOLDER = "presets"
-"""Folder of the user's presets: each a file with ``preset`` and ``keys``."""
-
-PRESET_REMEDY = "fix it, or remove it"
 
 HOURS_TIMEOUT = 9000.0
 """Seconds that the hours of all presets may take."""
@@ -267,14 +262,7 @@ def conditions_taken(
 def gallery(page: PageContext) -> str:
     """Render the models by family, the user's own presets, and the card."""
     project = page.current_project
-    own_presets = {}
-    damaged_presets = []
-    for path in sorted((page.root / PRESETS_FOLDER).glob("*.json")):
-        try:
-            own_presets[path.stem] = read_record(path, OwnPreset, PRESET_REMEDY)
-        except VideotuneError as error:
-            damaged_presets.append(str(error))
-
+    own_presets, damaged_presets = read_own_presets(page.root)
     card = model_choices.chosen_card(project.facts)
     rows = clips.table(project).rows.values()
     lengths = [row["source_seconds"] for row in rows if row["source_seconds"]]
@@ -420,28 +408,19 @@ def _facts_of(key: str, value: str) -> dict[str, Any]:
 def own_preset(act: str, page: CurrentPage, form: PostedForm) -> Response:
     """Save the settings as a preset, apply a preset, or move one to the bin."""
     project = page.current_project
-    name = safe_name(form["name"].strip() + ".json")
-    path = inside(page.root / PRESETS_FOLDER, name)
-
+    path = preset_path(page.root, form["name"])
     if act == "save":
-        with projects.lock_of(page.root):
-            path.parent.mkdir(exist_ok=True)
-            if path.exists():
-                raise VideotuneError(
-                    f"the preset {path.stem} already exists: use another name"
-                )
-            write_json(path, {"preset": project.preset, "keys": draft(project)})
+        save_own_preset(page.root, project, path)
         return reply("Preset saved")
 
     if not path.is_file():
         raise VideotuneError(f"there is no preset {path.stem}: reload the page")
     if act == "use":
-        preset = read_record(path, OwnPreset, PRESET_REMEDY)
+        preset = read_own_preset(path)
         apply_settings(page, preset["preset"], preset["keys"])
         return reply("Preset applied")
 
-    with projects.lock_of(page.root):
-        trash.move_to_trash(page.root, "preset", path.stem, [path])
+    discard_own_preset(page.root, path)
     return reply("Preset moved to the bin")
 
 

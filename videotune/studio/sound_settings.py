@@ -61,17 +61,17 @@ def prompt_files(takes: Sequence[str] | None, generate: Any) -> dict[str, Prompt
         generate: the value of ``generate``.
     """
     generated = [generate] if isinstance(generate, str) else generate
-    is_given_sound = generated == ["video"]
-    is_given_video = generated == ["sound"]
+    has_conditioning_sound = generated == ["video"]
+    has_conditioning_video = generated == ["sound"]
     words_by_key = dict(texts()["prompt_files"])
-    if is_given_video:
+    if has_conditioning_video:
         words_by_key |= texts()["prompt_files_of_sound"]
 
     files = {}
     for key, (condition, action, effect) in words_by_key.items():
         if condition == "given_sound":
-            is_offered = is_given_sound
-        elif condition == "given_video" or is_given_video:
+            is_offered = has_conditioning_sound
+        elif condition == "given_video" or has_conditioning_video:
             is_offered = condition == "given_video"
         else:
             is_offered = takes is None or condition in takes

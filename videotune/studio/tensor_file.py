@@ -48,7 +48,8 @@ class TensorFile:
             raise ValueError("it is not a file")
         size = path.stat().st_size
         with path.open("rb") as file:
-            header_bytes = int.from_bytes(file.read(LENGTH_BYTES), "little")
+            length = file.read(LENGTH_BYTES)
+            header_bytes = int.from_bytes(length, "little")
             if header_bytes > min(MAX_HEADER_BYTES, size - LENGTH_BYTES):
                 raise ValueError("the length of its header is wrong")
             header = checked(dict[str, Any], file.read(header_bytes))
@@ -60,7 +61,8 @@ class TensorFile:
         self._data: Any = np.empty(0, np.uint8)
         if size > data_start:
             # Each slice of a memmap costs many times that of an array.
-            self._data = np.asarray(np.memmap(path, np.uint8, "r", data_start))
+            mapped = np.memmap(path, np.uint8, mode="r", offset=data_start)
+            self._data = np.asarray(mapped)
 
     def _check_offsets(self, data_bytes: int) -> None:
         """Check that the tensors fill the data without holes, and none overlaps."""
@@ -84,12 +86,14 @@ class TensorFile:
 
         start, end = entry["data_offsets"]
         dtype = np.dtype(NUMPY_TYPES[entry["dtype"]])
-        if prod(entry["shape"]) * dtype.itemsize != end - start:
+        num_bytes = prod(entry["shape"]) * dtype.itemsize
+        if num_bytes != end - start:
             raise ValueError(f"the shape of {name} does not fit its bytes")
 
         raw = self._data[start:end].view(dtype).reshape(entry["shape"])
         if entry["dtype"] == "BF16":
-            return (raw.astype(np.uint32) << 16).view(np.float32)
+            bits = raw.astype(np.uint32) << 16
+            return bits.view(np.float32)
         return raw.astype(np.float32)
 
 

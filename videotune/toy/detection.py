@@ -73,7 +73,8 @@ def detect(frames: NDArray[np.uint8]) -> Detection:
     Raises:
         VideotuneError: if the array has another layout.
     """
-    if frames.ndim != 4 or frames.shape[-1] != 3 or frames.dtype != np.uint8:
+    has_rgb_frames = frames.ndim == 4 and frames.shape[-1] == 3
+    if not has_rgb_frames or frames.dtype != np.uint8:
         raise VideotuneError(
             f"detect reads uint8 frames (T, H, W, 3), not {frames.dtype} {frames.shape}"
         )
@@ -84,7 +85,13 @@ def detect(frames: NDArray[np.uint8]) -> Detection:
         if blob is not None:
             blobs.append(blob)
     if len(blobs) <= len(frames) // 2:
-        return Detection(None, None, None, visible_frames=len(blobs), iou=0.0)
+        return Detection(
+            colour=None,
+            shape=None,
+            direction=None,
+            visible_frames=len(blobs),
+            iou=0.0,
+        )
 
     overlap_by_shape: dict[str, float] = {}
     for shape in CANDIDATES:
@@ -92,10 +99,12 @@ def detect(frames: NDArray[np.uint8]) -> Detection:
         overlap_by_shape[shape] = float(np.mean(overlaps))
     best_shape = max(overlap_by_shape, key=lambda shape: overlap_by_shape[shape])
 
+    colours = [blob.colour for blob in blobs]
+    median_colour = np.median(colours, axis=0)
     shorter_side = min(frames.shape[1:3])
     displacement = blobs[-1].centre - blobs[0].centre
     return Detection(
-        colour=_nearest_colour(np.median([blob.colour for blob in blobs], axis=0)),
+        colour=_nearest_colour(median_colour),
         shape=best_shape,
         direction=_direction(displacement, threshold=shorter_side / 8),
         visible_frames=len(blobs),
@@ -105,7 +114,8 @@ def detect(frames: NDArray[np.uint8]) -> Detection:
 
 def _nearest_colour(colour: NDArray[Any]) -> str:
     def error(name: str) -> float:
-        return float(np.linalg.norm(np.array(PALETTE[name]) - colour))
+        difference = np.array(PALETTE[name]) - colour
+        return float(np.linalg.norm(difference))
 
     return min(PALETTE, key=error)
 
@@ -121,7 +131,8 @@ def find_blob(frame: NDArray[np.float32]) -> Blob | None:
     background = np.median(frame.reshape(-1, 3), axis=0)
     difference = frame - background
     is_strong = np.abs(difference).max(axis=-1) > CONTRAST
-    if is_strong.sum() < SMALLEST * height * width:
+    smallest_area = SMALLEST * height * width
+    if is_strong.sum() < smallest_area:
         return None
 
     # Coverage of each pixel: its difference along that of the shape's colour.
@@ -130,12 +141,13 @@ def find_blob(frame: NDArray[np.float32]) -> Blob | None:
     coverage = difference @ colour_difference / (squared_length + 1e-6)
     mask = coverage > 0.5
     # Without a common colour of the strong pixels the coverage means nothing.
-    if mask.sum() < SMALLEST * height * width:
+    if mask.sum() < smallest_area:
         mask = is_strong
 
     columns, rows = pixel_grid(height, width)
     centre = np.array([columns[mask].mean(), rows[mask].mean()])
-    return Blob(mask, centre, np.median(frame[mask], axis=0))
+    colour = np.median(frame[mask], axis=0)
+    return Blob(mask, centre, colour)
 
 
 @cache
@@ -148,7 +160,9 @@ def _area_and_centre(shape: str) -> tuple[float, float, float]:
     rows = rows / 64 - 2
     is_inside = distance(shape, columns, rows, 1.0) <= 0
     area = float(is_inside.sum()) / 64**2
-    return area, float(columns[is_inside].mean()), float(rows[is_inside].mean())
+    centre_x = float(columns[is_inside].mean())
+    centre_y = float(rows[is_inside].mean())
+    return area, centre_x, centre_y
 
 
 def _overlap(blob: Blob, shape: str) -> float:
@@ -159,7 +173,9 @@ def _overlap(blob: Blob, shape: str) -> float:
     x = columns - (blob.centre[0] - centre_x * radius)
     y = rows - (blob.centre[1] - centre_y * radius)
     ideal_mask = distance(shape, x, y, radius) <= 0
-    return float((ideal_mask & blob.mask).sum() / (ideal_mask | blob.mask).sum())
+    intersection = (ideal_mask & blob.mask).sum()
+    union = (ideal_mask | blob.mask).sum()
+    return float(intersection / union)
 
 
 def _direction(displacement: NDArray[Any], threshold: float) -> str | None:

@@ -14,7 +14,7 @@ from videotune.adapters.lora import inject
 from videotune.config.precision_checks import cannot_train_in_float16
 from videotune.config.schema import Config
 from videotune.data.clip_table import MediaSizes, clips_by_id
-from videotune.diffusion.loss import Objective, objective
+from videotune.diffusion.loss import Objective, objective_for_prediction
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import VideotuneError
 from videotune.exporter.base_loras import merge_into_base
@@ -86,8 +86,8 @@ def weights_of(config: Config, dtype: str) -> WeightDtypes:
     text_dtype = stored_dtype(config.text_encoder.weight_dtype)
     if dtype == "FLOAT_16" and text_dtype is None:
         # Text encoders then compute in float32, from weights that take half of it.
-        asked = (config.text_encoder.weight_dtype, config.weight_dtype)
-        text_dtype = "FLOAT_16" if "FLOAT_16" in asked else "BFLOAT_16"
+        named_dtypes = (config.text_encoder.weight_dtype, config.weight_dtype)
+        text_dtype = "FLOAT_16" if "FLOAT_16" in named_dtypes else "BFLOAT_16"
 
     matmul_dtype = config.transformer.matmul_dtype
     return WeightDtypes(
@@ -142,16 +142,16 @@ def open_models(
 
 def make_objective(spec: ModelSpec, config: Config) -> Objective:
     """Return the loss that the config and the family name."""
-    flow_or_v = objective(
+    objective = objective_for_prediction(
         spec.prediction,
         spec.prediction_constants,
         make_timesteps(spec, config),
-        config.loss_weighting,
-        config.video_config.temporal_consistency_weight,
-        config.loss_weighting_gamma,
+        weighting=config.loss_weighting,
+        temporal_consistency=config.video_config.temporal_consistency_weight,
+        gamma=config.loss_weighting_gamma,
     )
     return replace(
-        flow_or_v,
+        objective,
         loss=config.loss,
         delta=config.loss_delta,
         sound_weight=config.sound.loss_weight,
@@ -248,9 +248,8 @@ def plain_batch(source: BatchSource, window: Window) -> Batch:
     """
     caption = source.clips[window.clip_id].captions[0]
     latents = source.plain_latents(window)
-    return assemble(
-        source, [window], [caption], [latents], [source.condition_reader.usual]
-    )
+    condition_types = source.condition_reader.types_of_most_samples
+    return assemble(source, [window], [caption], [latents], [condition_types])
 
 
 def what_trains(

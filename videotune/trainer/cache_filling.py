@@ -23,9 +23,9 @@ from videotune.latent_cache.conditions import (
     channel_samples,
     channel_sets,
     condition_samples,
+    conditions_of_most_samples,
     num_boxes,
     shown_on_channels,
-    usual_conditions,
 )
 from videotune.latent_cache.encode import ProgressFn, cut_captions, encode_missing
 from videotune.latent_cache.encoder_failures import TextEncoderFull
@@ -82,15 +82,15 @@ def _conditions_of(
     boxes, and each has an entry. A sample without random parts has the first box, and only
     the conditions that at least half of the samples have.
     """
-    usual = usual_conditions(job.config, job.spec)
+    types_of_most_samples = conditions_of_most_samples(job.config, job.spec)
     drawn_sets = channel_sets(job.config, job.spec)
     conditions: list[ConditionSample] = []
     for window, variant in samples:
         is_plain = variant == DETERMINISTIC_VARIANT
-        only = usual if is_plain else None
+        only_types = types_of_most_samples if is_plain else None
         choices = [
-            *_conditions_not_on_channels(job, window, variant, only),
-            *_conditions_on_channels(job, window, variant, drawn_sets, only),
+            *_conditions_not_on_channels(job, window, variant, only_types),
+            *_conditions_on_channels(job, window, variant, drawn_sets, only_types),
         ]
         for samples_of_boxes in choices:
             conditions += samples_of_boxes[:1] if is_plain else samples_of_boxes

@@ -17,7 +17,7 @@ CheckpointParts = Mapping[str, Mapping[str, Tensor]]
 """Tensors of a checkpoint, by part ("weights", "optimizer", "ema") and by name."""
 
 
-def parts_of(trainer: Trainer) -> dict[str, Mapping[str, Tensor]]:
+def collect_parts(trainer: Trainer) -> dict[str, Mapping[str, Tensor]]:
     """Return what a checkpoint holds of the training, by part."""
     optimizer_tensors: dict[str, Tensor] = {}
     for expert, trainable in trainer.pool.trainables.items():

@@ -75,7 +75,7 @@ class ExpertPool(Mapping[str, "nn.Module"]):
         self.trainables: dict[str, TrainableState] = {}
         self.text_params: frozenset[str] = frozenset()
         """Names of trainable parameters that belong to text encoders."""
-        self.streams: BlockOffload | None = None
+        self.block_offload: BlockOffload | None = None
         """Moves the blocks of the denoiser in memory.
 
         None: all of it stays on the device.
@@ -87,6 +87,7 @@ class ExpertPool(Mapping[str, "nn.Module"]):
         self.compiled: CompiledBlocks | None = None
         """The compiled blocks of all experts. None: none are."""
         self.loaded: tuple[str, nn.Module] | None = None
+        """Name and denoiser of the expert in memory. None: none has been loaded yet."""
         self.captured: CapturedPasses | None = None
         """CUDA graphs of the denoiser in memory. None: the run has none."""
 
@@ -132,7 +133,7 @@ class ExpertPool(Mapping[str, "nn.Module"]):
         """Free the denoiser. What trains stays."""
         self.free_graphs()
         self.loaded = None
-        self.streams = None
+        self.block_offload = None
         empty_cache()
 
     def free_graphs(self) -> None:
@@ -187,6 +188,7 @@ def open_pool(
 
     text_groups = attach_text(family, config)
     pool.text_params = frozenset(chain.from_iterable(text_groups.values()))
+    # A resume of a finished run has no step left: its last expert is loaded.
     first_expert = expert_schedule.at(min(max(first, 1), steps))
 
     if not config.transformer.train:
@@ -315,15 +317,17 @@ class ExpertLoader:
         Parameters of text encoders are left out, and those that streaming or sharding
         puts into place.
         """
-        elsewhere = set(pool.text_params)
+        left_out = set(pool.text_params)
         if name in self._host_weights:
-            elsewhere |= set(self._host_weights[name].parameters)
+            left_out |= set(self._host_weights[name].parameters)
         if name in pool.shards:
-            elsewhere |= set(pool.shards[name].layout)
-        bind_parameters(
-            net,
-            {key: value for key, value in parameters.items() if key not in elsewhere},
-        )
+            left_out |= set(pool.shards[name].layout)
+
+        bound = {}
+        for key, parameter in parameters.items():
+            if key not in left_out:
+                bound[key] = parameter
+        bind_parameters(net, bound)
 
     def _shard(
         self,
@@ -341,11 +345,10 @@ class ExpertLoader:
         if pool.compiled is not None:
             pool.compiled.add(net, self._family.spec.block_lists, mode)
         shards = pool.shards.setdefault(name, Shards())
-        adapter = (
-            ()
-            if self._config.training_method == "FINE_TUNE"
-            else tuple(parameters.values())
-        )
+        # Every process has an adapter whole. Without one the network's own weights train.
+        adapter: tuple[nn.Parameter, ...] = ()
+        if self._config.training_method != "FINE_TUNE":
+            adapter = tuple(parameters.values())
         shards.bind(net, self._family.spec.blocks, mesh, adapter)
 
         local: dict[str, nn.Parameter] = {}
@@ -369,7 +372,7 @@ class ExpertLoader:
         """Set up compilation and block offload, and return the parameters that the optimizer
         updates: of streamed blocks, those in host memory.
         """
-        pool.streams = arrange_blocks(
+        pool.block_offload = arrange_blocks(
             net,
             self._family.spec,
             self._config,
@@ -378,16 +381,16 @@ class ExpertLoader:
             report=is_first,
             compiled=pool.compiled,
         )
-        if pool.streams is None:
+        if pool.block_offload is None:
             return parameters
 
-        host_weights = pool.streams.host_weights
+        host_weights = pool.block_offload.host_weights
         if host_weights and host_weights.parameters:
             self._host_weights[name] = host_weights
         # When a denoiser is loaded again, the pool has what trains already.
         if name in pool.trainables:
             return parameters
-        return pool.streams.parameters(parameters)
+        return pool.block_offload.parameters(parameters)
 
 
 def arrange_blocks(

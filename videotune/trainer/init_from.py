@@ -19,7 +19,7 @@ from videotune.errors import VideotuneError
 from videotune.exporter.adapter_export import read_embedding, read_parts
 from videotune.job.experts import of_expert, prefix
 from videotune.models.base import DiffusersModel
-from videotune.runs.checkpoint import MARKER, Checkpoint, cut, read_checkpoint
+from videotune.runs.checkpoint import MARKER, Checkpoint, read_checkpoint, select_rows
 from videotune.trainer.expert_pool import ExpertPool
 from videotune.trainer.step_context import TrainableState
 from videotune.trainer.text_encoders import ROWS
@@ -66,7 +66,9 @@ def _load_expert(
     elif source.is_dir():
         rows = trainable.shards.layout if trainable.shards is not None else {}
         weights = of_expert(checkpoint_in(source).load("weights"), name_prefix)
-        load_weights(trainable.parameters, cut(weights, rows), f"init_from: {source}")
+        load_weights(
+            trainable.parameters, select_rows(weights, rows), f"init_from: {source}"
+        )
         taken = f"all {len({*trainable.parameters, *rows})} tensors"
     else:
         raise VideotuneError(

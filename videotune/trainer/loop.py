@@ -51,7 +51,7 @@ class DelayedJournal:
 
     To write step k - 1 the host waits for it while the device already runs step k, so
     the host is at most one step ahead. It waits for step k itself before callbacks run, at
-    the end, and where ``_needs_its_record`` says so.
+    the end, and where ``_must_flush_now`` says so.
     """
 
     def __init__(self, trainer: Trainer, progress: Bar) -> None:
@@ -122,8 +122,8 @@ def _train_to_the_end(trainer: Trainer, journal: DelayedJournal) -> str:
 
         stop_reason, still_writing, due = _agree_on_requests(trainer, step)
         stop_requested = stop_reason is not None
-        must_flush = is_last or stop_requested or any(due)
-        if must_flush or _needs_its_record(trainer, step):
+        runs_callbacks = is_last or stop_requested or any(due)
+        if runs_callbacks or _must_flush_now(trainer, step):
             journal.flush()  # updates skipped_in_a_row, which the next line checks
             _refuse_skipped_steps(trainer)
         if not still_writing:
@@ -199,7 +199,7 @@ def _agree_on_requests(
     return stop_reason, still_writing, agreed_due
 
 
-def _needs_its_record(trainer: Trainer, step: int) -> bool:
+def _must_flush_now(trainer: Trainer, step: int) -> bool:
     """Whether a step's record must be written now although no callback is due: that of
     the first step, and of one that may be the last of ``MAX_SKIPPED_STEPS`` skipped ones.
     """
@@ -325,8 +325,8 @@ def step_context(trainer: Trainer) -> StepContext:
     return StepContext(
         family=trainer.family,
         objective=trainer.source.objective,
-        # ``job.processes`` counts the groups of processes with which the run began, each of
-        # which shares its samples. So a resume keeps the same steps.
+        # ``job.processes``: how many data-parallel processes the run began with. A resume
+        # with another number splits the same samples anew, so its steps are the same.
         micro_batch_count=config.gradient_accumulation_steps * trainer.job.processes,
         max_grad_norm=config.max_grad_norm,
         network_seed=config.seed if config.lora.dropout else None,

@@ -4,6 +4,7 @@ the other.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -83,7 +84,8 @@ def pad_for_sharding(
     """
     samples = len(step_batch.window_ids)
     shares = [share_of((rank, processes), samples) for rank in range(processes)]
-    passes = max(-(-(end - begin) // size) for begin, end in shares)
+    largest_share = max(end - begin for begin, end in shares)
+    passes = math.ceil(largest_share / size)
 
     padded = []
     for index in range(passes):

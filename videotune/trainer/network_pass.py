@@ -75,4 +75,4 @@ def forward_pass(
 def tokens_per_sample(family: DiffusersModel, batch: Batch) -> int:
     """Return the tokens of one sample, from the size of its latents."""
     sides = zip(batch.x0.shape[2:], family.spec.patch, strict=True)
-    return math.prod(-(-side // step) for side, step in sides)
+    return math.prod(math.ceil(side / step) for side, step in sides)

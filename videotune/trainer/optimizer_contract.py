@@ -72,14 +72,18 @@ class Trial:
             made[name] = nn.Parameter(values.to(dtype))
         return made
 
-    def optimizer(self, parameters: Parameters, *, apart: bool = False) -> AnyOptimizer:
+    def optimizer(
+        self, parameters: Parameters, *, one_per_parameter: bool = False
+    ) -> AnyOptimizer:
         """Build the optimizer over two groups."""
         groups = {
             part: [value for key, value in parameters.items() if key.startswith(part)]
             for part in ("a", "b")
         }
         rates = dict.fromkeys(groups, self.rate)
-        optimizer = make_optimizer(groups, self.settings, apart=apart, rates=rates)
+        optimizer = make_optimizer(
+            groups, self.settings, one_per_parameter=one_per_parameter, rates=rates
+        )
         for group in optimizer.param_groups:
             group["lr"] = self.rate
         return optimizer
@@ -379,12 +383,12 @@ def _works_apart(trial: Trial) -> None:
     whole = trial.parameters()
     _take_steps(whole, trial.optimizer(whole), range(3))
     separate = trial.parameters()
-    _take_steps(separate, trial.optimizer(separate, apart=True), range(3))
+    _take_steps(separate, trial.optimizer(separate, one_per_parameter=True), range(3))
     if not _equal(whole, separate):
         raise Fails("it forms numbers over all parameters together")
 
     rounded = trial.parameters(dtype=torch.bfloat16)
-    optimizer = trial.optimizer(rounded, apart=True)
+    optimizer = trial.optimizer(rounded, one_per_parameter=True)
     for step in range(3):
         _set_gradients(rounded, step)
         update_each_rounded(optimizer, rounded, torch.tensor(True), 0, step, {})

@@ -1,4 +1,21 @@
-"""The state of optimizers as flat tensors by name, and back, bit for bit."""
+"""The state of optimizers as flat tensors by name, and back, bit for bit.
+
+A checkpoint holds tensors only, so a value of another type becomes a tensor, and a mark
+in its name says what it was. ``w`` is the name of a parameter:
+
+    w.exp_avg             a tensor of the parameter's state
+    w.step#               an int, as int64
+    w.lr~                 a float, as float64
+    w.is_first?           a bool
+    w.step&               a tensor () on the host, of a parameter on a device
+    w.history%            a list, dict or text: its description in JSON, as bytes
+    w.history%0 …         the tensors in it
+    w.@d~                 the float ``d`` of the parameter group whose first parameter is w
+    w.@@step#             the int ``step`` that the optimizer of w keeps for no parameter
+
+Values of groups and shared ones have the type suffixes, too. Checkpoints depend on these
+marks, so they never change.
+"""
 
 import json
 from collections import deque
@@ -11,29 +28,32 @@ from torch import Tensor, nn
 from videotune.adapters.layers import Parameters
 from videotune.trainer.optimizers import AnyOptimizer, ClassOptimizers, parts_of
 
-GROUP = "@"
-"""Marks the key of a value that belongs to a parameter group, as in ``blocks.0.w.@d~``:
-the group's ``d``, under the name of its first parameter.
+GROUP_PREFIX = "@"
+"""Begins the key of a value of a parameter group."""
+
+SHARED_PREFIX = "@@"
+"""Begins the key of a value that belongs to no parameter."""
+
+INT_SUFFIX = "#"
+FLOAT_SUFFIX = "~"
+BOOL_SUFFIX = "?"
+"""End the key of a plain number, by its type."""
+
+HOST_SUFFIX = "&"
+"""Ends the key of a tensor () that is on the host although its parameter is not, such as
+torch's step.
 """
 
-SHARED = "@@"
-"""Marks the key of a value of the state that belongs to no parameter, as in ``.@@step#``."""
+NESTED_SUFFIX = "%"
+"""Ends the key of a list, dict or text."""
 
-NESTED = "%"
-"""Ends the key of a list, dict or text: ``w.history%`` has its description in JSON, and
-``w.history%0``, ``w.history%1`` … its tensors.
-"""
+TYPE_SUFFIXES = INT_SUFFIX + FLOAT_SUFFIX + BOOL_SUFFIX + HOST_SUFFIX
 
-COUNTED = frozenset(
+UPDATED_GROUP_KEYS = frozenset(
     ("d", "d_max", "d_numerator", "d_denom", "d_hat", "k", "lr_max", "weight_sum")
 )
-"""What optimizers count in their groups: Prodigy its estimate of the distance,
-schedule-free AdamW its weights' sum.
-"""
-
-ON_HOST = "&"
-"""Ends the name of a number that is on the host although its parameter is not, such as
-torch's step.
+"""Values of a parameter group that updates change: Prodigy's estimate of the distance,
+the sum of weights of schedule-free AdamW.
 """
 
 SET_BY_RUN = frozenset(("params", "name", "lr"))
@@ -44,15 +64,12 @@ MOST_NESTED = 1 << 20
 
 
 def optimizer_state(optimizer: AnyOptimizer, names: Parameters) -> dict[str, Tensor]:
-    """Return the optimizer's state as flat tensors ``{parameter}.{key}``.
+    """Return the optimizer's state as flat tensors by name (see the module).
 
-    An int becomes ``{key}#``, int64, a float ``{key}~``, float64, and a bool ``{key}?``.
-    Numbers of a parameter group that updates change (``COUNTED``) are kept under the name
-    of its first parameter, as ``{parameter}.@{key}``.
-
-    An optimizer that a config names by its class has all numbers of its groups kept, what
-    it keeps for no parameter as ``.@@{key}``, and lists, dicts and texts as ``{key}%``
-    with their tensors.
+    Of its parameter groups only values that updates change are kept
+    (``UPDATED_GROUP_KEYS``), since the config sets the others. An optimizer that a config
+    names by its class may change any of them, so all are kept, and also what it keeps for
+    no parameter.
 
     Raises:
         ValueError: if a value has any other type.
@@ -68,21 +85,21 @@ def optimizer_state(optimizer: AnyOptimizer, names: Parameters) -> dict[str, Ten
     for name, parameter in names.items():
         state_of_parameter = states.get(id(parameter), {})
         for key, value in state_of_parameter.items():
-            stays = is_of_class and _stays_on_host(value, parameter)
-            mark = ON_HOST if stays else ""
-            flat |= _flat(f"{name}.{key}{mark}", value)
+            stays_on_host = is_of_class and _stays_on_host(value, parameter)
+            host_suffix = HOST_SUFFIX if stays_on_host else ""
+            flat |= _flat(f"{name}.{key}{host_suffix}", value)
 
     names_by_id = {id(parameter): name for name, parameter in names.items()}
     if isinstance(optimizer, ClassOptimizers):
-        return flat | _own_state(optimizer, names_by_id)
+        return flat | _state_of_groups(optimizer, names_by_id)
 
     for group in optimizer.param_groups:
         first_parameter = group["params"][0]
         first = names_by_id.get(id(first_parameter))
         has_been_updated = bool(group.get("k"))
         if first is not None and has_been_updated:
-            for key in sorted(COUNTED & set(group)):
-                flat |= _flat(f"{first}.{GROUP}{key}", group[key])
+            for key in sorted(UPDATED_GROUP_KEYS & set(group)):
+                flat |= _flat(f"{first}.{GROUP_PREFIX}{key}", group[key])
     return flat
 
 
@@ -91,7 +108,7 @@ def names_with_state(flat: Iterable[str]) -> set[str]:
     names = set()
     for full_key in flat:
         name, _, key = full_key.rpartition(".")
-        if not key.startswith(GROUP):
+        if not key.startswith(GROUP_PREFIX):
             names.add(name)
     return names
 
@@ -103,10 +120,10 @@ def _stays_on_host(value: Any, parameter: Tensor) -> bool:
     return is_on_host and value.ndim == 0
 
 
-def _own_state(
+def _state_of_groups(
     optimizer: ClassOptimizers, names_by_id: Mapping[int, str]
 ) -> dict[str, Tensor]:
-    """Return what optimizers keep beside the state of each parameter."""
+    """Return the values of parameter groups, and what optimizers keep for no parameter."""
     flat: dict[str, Tensor] = {}
     for part in optimizer.parts:
         first_parameter = part.param_groups[0]["params"][0]
@@ -120,11 +137,11 @@ def _own_state(
             own_keys = set(group) - SET_BY_RUN
             for key in sorted(own_keys):
                 if _can_change(group[key]):
-                    flat |= _flat(f"{owner}.{GROUP}{key}", group[key])
+                    flat |= _flat(f"{owner}.{GROUP_PREFIX}{key}", group[key])
 
         for owner_or_key, state in part.state.items():
             if not isinstance(owner_or_key, Tensor):
-                flat |= _flat(f"{first}.{SHARED}{owner_or_key}", state)
+                flat |= _flat(f"{first}.{SHARED_PREFIX}{owner_or_key}", state)
     return flat
 
 
@@ -139,11 +156,11 @@ def _flat(name: str, value: Any) -> dict[str, Tensor]:
             raise ValueError(f"optimizer state {name} is sparse: it cannot be saved")
         return {name: value}
     if isinstance(value, bool):
-        return {f"{name}?": torch.tensor(value)}
+        return {f"{name}{BOOL_SUFFIX}": torch.tensor(value)}
     if isinstance(value, int):
-        return {f"{name}#": torch.tensor(value, dtype=torch.int64)}
+        return {f"{name}{INT_SUFFIX}": torch.tensor(value, dtype=torch.int64)}
     if isinstance(value, float):
-        return {f"{name}~": torch.tensor(value, dtype=torch.float64)}
+        return {f"{name}{FLOAT_SUFFIX}": torch.tensor(value, dtype=torch.float64)}
     if value is None or isinstance(value, str | list | tuple | dict | deque):
         return _flat_nested(name, value)
     raise ValueError(
@@ -157,9 +174,9 @@ def _flat_nested(name: str, value: Any) -> dict[str, Tensor]:
     text = json.dumps(_described(name, value, tensors))
     characters = list(text.encode())
     description = torch.tensor(characters, dtype=torch.uint8)
-    flat = {f"{name}{NESTED}": description}
+    flat = {f"{name}{NESTED_SUFFIX}": description}
     for index, tensor in enumerate(tensors):
-        flat[f"{name}{NESTED}{index}"] = tensor
+        flat[f"{name}{NESTED_SUFFIX}{index}"] = tensor
     return flat
 
 
@@ -214,13 +231,13 @@ def _nested(described: Any, tensors: Mapping[int, Tensor]) -> Any:
 
 
 def _unflat(key: str, value: Tensor, device: torch.device) -> Any:
-    if key.endswith("#"):
+    if key.endswith(INT_SUFFIX):
         return int(value)
-    if key.endswith("~"):
+    if key.endswith(FLOAT_SUFFIX):
         return float(value)
-    if key.endswith("?"):
+    if key.endswith(BOOL_SUFFIX):
         return bool(value)
-    if key.endswith(ON_HOST):
+    if key.endswith(HOST_SUFFIX):
         return value.cpu()
     return value.to(device)
 
@@ -231,13 +248,13 @@ def _joined(flat: Mapping[str, Tensor], device: torch.device) -> dict[str, Any]:
     tensors: dict[str, dict[int, Tensor]] = {}
     descriptions: dict[str, Tensor] = {}
     for key, tensor in flat.items():
-        name, percent, index = key.rpartition(NESTED)
-        if percent and index:
+        name, is_nested, index = key.rpartition(NESTED_SUFFIX)
+        if is_nested and index:
             tensors.setdefault(name, {})[int(index)] = tensor.to(device)
-        elif percent:
+        elif is_nested:
             descriptions[name] = tensor
         else:
-            values[key.rstrip("#~?&")] = _unflat(key, tensor, device)
+            values[key.rstrip(TYPE_SUFFIXES)] = _unflat(key, tensor, device)
 
     for name, tensor in descriptions.items():
         if tensor.numel() > MOST_NESTED:
@@ -288,14 +305,16 @@ def load_optimizer_state(
         values: dict[str, Any] = {}
         joined = _joined(flat_of[name], parameter.device)
         for key, value in joined.items():
-            if key.startswith(SHARED):
+            # The prefix of shared values begins with that of groups, so it comes first.
+            if key.startswith(SHARED_PREFIX):
                 shared: dict[Any, Any] = owners[id(parameter)].state
-                shared[key.removeprefix(SHARED)] = value
-            elif key.startswith(GROUP):
-                groups[id(parameter)][key.removeprefix(GROUP)] = value
+                shared[key.removeprefix(SHARED_PREFIX)] = value
+            elif key.startswith(GROUP_PREFIX):
+                groups[id(parameter)][key.removeprefix(GROUP_PREFIX)] = value
             else:
                 values[key] = value
 
+        # ``without`` is saved apart, so that a missing state is not taken for a new one.
         if not values and name not in without:
             raise ValueError(f"no optimizer state for {name}")
         if values and name in without:

@@ -41,7 +41,7 @@ class ClassOptimizers(OptimizerList):
     """Optimizers of a class that the config names, one a group or a parameter.
 
     A checkpoint keeps every number of their ``param_groups``. Of the optimizers of the table
-    it keeps only those that updates change (``optimizer_state.COUNTED``).
+    it keeps only those that updates change (``optimizer_state.UPDATED_GROUP_KEYS``).
     """
 
 
@@ -57,7 +57,7 @@ def make_optimizer(
     groups: Mapping[str, Sequence[nn.Parameter]],
     settings: Optimizer,
     *,
-    apart: bool = False,
+    one_per_parameter: bool = False,
     rates: Mapping[str, float] | None = None,
 ) -> AnyOptimizer:
     """Build the optimizer that the settings name (``config/optimizers.py``).
@@ -65,7 +65,7 @@ def make_optimizer(
     Args:
         groups: parameters by group; each becomes a parameter group with that name.
         settings: the optimizer's settings.
-        apart: give each parameter an optimizer of its own, so that it can be updated
+        one_per_parameter: give each parameter an optimizer of its own, so that it can be updated
             separately.
         rates: the peak rate of each group, for a class that reads it when it is built.
 
@@ -81,12 +81,12 @@ def make_optimizer(
     if is_class(settings.name):
         for group in param_groups:
             group["lr"] = (rates or {}).get(group["name"], FALLBACK_RATE)
-    if apart:
-        param_groups = _one_each(param_groups)
+    if one_per_parameter:
+        param_groups = _one_group_per_parameter(param_groups)
 
     if is_class(settings.name):
         return ClassOptimizers(build(param_groups, settings))
-    if apart:
+    if one_per_parameter:
         single_parts: list[torch.optim.Optimizer] = []
         for group in param_groups:
             single_parts += build([group], settings)
@@ -95,7 +95,9 @@ def make_optimizer(
     return parts[0] if len(parts) == 1 else OptimizerList(parts)
 
 
-def _one_each(param_groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def _one_group_per_parameter(
+    param_groups: Iterable[dict[str, Any]],
+) -> list[dict[str, Any]]:
     """Return a group for each parameter."""
     singles = []
     for group in param_groups:

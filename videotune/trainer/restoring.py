@@ -12,7 +12,12 @@ from videotune.job.experts import of_expert
 from videotune.job.job import with_views
 from videotune.runs import run_dir
 from videotune.runs.checkpoint import Checkpoint, sweep, why_not
-from videotune.runs.rollback import FACTS, archive_steps, changed_after, kept_before
+from videotune.runs.rollback import (
+    RUN_RECORDS,
+    archive_steps,
+    changed_after,
+    kept_before,
+)
 from videotune.runs.step_sums import regularization
 from videotune.trainer.loss_scale import without_loss_scale
 from videotune.trainer.optimizer_state import load_optimizer_state
@@ -145,7 +150,7 @@ def _write_changed_config(trainer: Trainer) -> None:
     # own.
     if step not in changed_after(run, step - 1):
         # the config last: it says that all three are there
-        for name in reversed(FACTS):
+        for name in reversed(RUN_RECORDS):
             write_bytes(
                 kept_before(run, name, step), (run / f"{name}.json").read_bytes()
             )
@@ -157,15 +162,17 @@ def _write_changed_config(trainer: Trainer) -> None:
     write_json(run / "plan.json", trainer.plan)
 
     settings = job.resolved.to_json()["settings"]
-    asked = {}
+    # What the user set for keys that were replaced at the start; a changed key counts as
+    # set to its new value.
+    user_values = {}
     for key, value in old.get("asked", {}).items():
         is_unchanged = settings[key] == old["settings"][key]
-        asked[key] = value if is_unchanged else settings[key]
+        user_values[key] = value if is_unchanged else settings[key]
     run_dir.write_config(
         run,
         job,
         old["base"]["fingerprints"],
         old["settings"]["train_dtype"],
-        asked,
+        user_values,
         old.get("command"),
     )

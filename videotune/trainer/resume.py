@@ -27,15 +27,17 @@ from videotune.job.overrides import (
     user_keys,
 )
 from videotune.job.schedule import make_schedule
+from videotune.model_spec import ModelSpec
 from videotune.models.base_model import place_of, spec_for
 from videotune.models.licences import require_licence
 from videotune.runs import run_dir
 from videotune.runs.checkpoint import Checkpoint, listed, newest_checkpoint, pick
 from videotune.runs.journal import History
-from videotune.runs.rollback import facts_at
+from videotune.runs.rollback import record_paths_at
 from videotune.runs.schemas import read_record
 from videotune.trainer.data_change import describe_change
 from videotune.trainer.optimizer_contract import refuse_what_fails
+from videotune.types import BasePlace
 
 FitFn = Callable[[Job, bool], tuple[Job, Sequence[str]]]
 """Chooses memory settings: (job, whether to choose again) -> the job with its settings,
@@ -104,9 +106,10 @@ def open_run(
     history = History(run)
     checkpoint = checkpoint_of(run, resume.step, history)
     step = checkpoint.step if checkpoint else 0
-    # Of the step that the user names; if none is named, the present ones.
-    facts = facts_at(run, resume.step)
-    run_config = read_facts(run, facts)
+    # config.json, check.json and plan.json as they were at the step that the user names; if
+    # none is named, the present ones.
+    record_paths = record_paths_at(run, resume.step)
+    run_config = read_run_records(run, record_paths)
 
     # 2. What differs in the settings and around them.
     resolved, spec, base, setting_changes = with_overrides(overrides, run_config)
@@ -120,24 +123,24 @@ def open_run(
         echo(f"init_from is not read again: the weights are those of step {step}")
 
     # 3. The job from here on.
-    # "processes" of a job counts groups: those of a group share each sample.
+    # A job counts processes that share the tokens of a sample as one.
     job = open_job(resolved, spec, base, processes=run_config.get("processes", 1))
     groups_of(resolved.config, processes)  # refuses a number that does not divide
     refuse_unequal_parts(job)
     refuse_fewer_steps(job, run, step)
     refuse_other_batches(job, run_config["settings"], setting_changes, run)
-    job = replace(job, past=ViewHistory(**run_config.get("past", {})))
+    job = replace(job, view_history=ViewHistory(**run_config.get("past", {})))
     job, memory_changes = fit(job, resume.replan)
     changes += memory_changes
 
     if run_config["data"] != job.data_digest():
-        data_change = describe_change(facts["check"], job)
+        data_change = describe_change(record_paths["check"], job)
         if not resume.data_change:
             raise VideotuneError(
                 f"the data of {run} has changed since it started: {data_change}. "
                 "Restore it, start a new run, or continue with the changed data: --allow-data-change"
             )
-        job = replace(job, past=ViewHistory(step, count_views(history, step)))
+        job = replace(job, view_history=ViewHistory(step, count_views(history, step)))
         changes.append(f"data: {data_change}")
         echo(
             f"the data has changed: {data_change}. From step {step + 1} on the new data is shown, in an order of its own"
@@ -203,7 +206,7 @@ def refuse_other_batches(
 
 def with_overrides(
     overrides: Overrides, run_config: Mapping[str, Any]
-) -> tuple[Resolved, Any, Any, list[Change]]:
+) -> tuple[Resolved, ModelSpec, BasePlace, list[Change]]:
     """Put the user's overrides on top of the run's config.
 
     Overrides that repeat what the run was begun with are not a change, so its first
@@ -271,21 +274,21 @@ def check_changes(changes: Sequence[Change], run: Path, override: bool) -> None:
         )
 
 
-def read_facts(run: Path, facts: Mapping[str, Path]) -> dict[str, Any]:
+def read_run_records(run: Path, record_paths: Mapping[str, Path]) -> dict[str, Any]:
     """Return the run's config.json.
 
     Read every other file that the run needs, so that a damaged one is reported now.
     """
-    for name, path in facts.items():
+    for name, path in record_paths.items():
         read_record(path, name)
     exports = run / "exports.json"
     if exports.is_file():
         read_record(exports)
-    return read_record(facts["config"], "config")
+    return read_record(record_paths["config"], "config")
 
 
 def changed_around(
-    run: Path, run_config: Mapping[str, Any], base: Any, override: bool
+    run: Path, run_config: Mapping[str, Any], base: BasePlace, override: bool
 ) -> list[str]:
     """Return what has changed outside of the settings: config.json itself, the base's
     scheduler, library versions.
@@ -296,12 +299,11 @@ def changed_around(
     content = {name: value for name, value in run_config.items() if name != "digest"}
     if run_config["digest"] != digest(content):
         changes.append("config.json was edited by hand: it is not what the run wrote")
-    if base is not None:
-        scheduler = run_dir.scheduler_hash(base)
-        if run_config["base"].get("scheduler") != scheduler:
-            changes.append(
-                f"the base model's {run_dir.SCHEDULER} is not the one that the run began with"
-            )
+    scheduler = run_dir.scheduler_hash(base)
+    if run_config["base"].get("scheduler") != scheduler:
+        changes.append(
+            f"the base model's {run_dir.SCHEDULER} is not the one that the run began with"
+        )
     if changes and not override:
         raise VideotuneError(
             f"{run}: {'; '.join(changes)}. Undo that, and change settings with --set KEY=VALUE --override; "

@@ -31,13 +31,13 @@ from videotune.text import counted
 from videotune.trainer.checkpoint_parts import (
     CheckpointParts,
     bytes_of,
+    collect_parts,
     has_room_for_copy,
     host_copy,
     lora_scale,
-    parts_of,
 )
 from videotune.trainer.optimizer_state import names_with_state
-from videotune.trainer.trainer import Callback, PendingSave, Trainer, times
+from videotune.trainer.trainer import Callback, PendingSave, Trainer, count_due
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ class Saving(Callback):
         self.every = every
         self._kind = "save"
 
-    def due(self, trainer: Trainer, step: int, asked: Collection[str]) -> bool:
+    def due(self, trainer: Trainer, step: int, requests: Collection[str]) -> bool:
         """Return whether a save or a backup is due after ``step``, and remember which of
         the two for ``run``.
 
@@ -73,8 +73,8 @@ class Saving(Callback):
         is_save = (
             step == trainer.job.steps
             or trainer.signals.stop
-            or "stop" in asked
-            or super().due(trainer, step, asked)
+            or "stop" in requests
+            or super().due(trainer, step, requests)
         )
         is_backup = trainer.dist.is_main and self._backup_is_due(trainer, step)
         self._kind = "backup" if is_backup and not is_save else "save"
@@ -97,7 +97,7 @@ class Saving(Callback):
     def seconds_left(self, trainer: Trainer, step: int, took: float) -> float:
         """Estimate the seconds of the saves to come. One always comes at the last step."""
         last = trainer.job.steps
-        saves = times(self.every, last, step) if self.every else int(step < last)
+        saves = count_due(self.every, last, step) if self.every else int(step < last)
         return saves * took
 
 
@@ -132,11 +132,11 @@ def save(trainer: Trainer, step: int, kind: str = "save", thread: bool = True) -
 
     trainer.heartbeat.set("saving", step)
     begun = time.perf_counter()
-    parts = parts_of(trainer)
+    parts = collect_parts(trainer)
     state = _state_of(trainer, parts)
 
     if not (thread and _all_have_room(trainer, parts)):
-        write = _writing(trainer, step, kind, parts, state)
+        write = _make_write(trainer, step, kind, parts, state)
         trainer.pending_save = PendingSave(step, begun, write, is_shared=is_sharded)
         trainer.pending_save.waited = time.perf_counter() - begun
         trainer.saved_at = time.monotonic()
@@ -144,7 +144,7 @@ def save(trainer: Trainer, step: int, kind: str = "save", thread: bool = True) -
         return
 
     copies, arrived = host_copy(parts)
-    write = _writing(trainer, step, kind, copies, state, arrived)
+    write = _make_write(trainer, step, kind, copies, state, arrived)
     trainer.pending_save = PendingSave(step, begun, write, is_shared=is_sharded)
     trainer.saved_at = time.monotonic()
 
@@ -162,7 +162,7 @@ def _all_have_room(trainer: Trainer, parts: CheckpointParts) -> bool:
     return not trainer.dist.any_process(not has_room)[0]
 
 
-def _writing(
+def _make_write(
     trainer: Trainer,
     step: int,
     kind: str,
@@ -478,7 +478,7 @@ def refuse_small_disk(run: Path, disk: Mapping[str, Any]) -> None:
         )
 
 
-def save_what_is_good(trainer: Trainer, step: int) -> str:
+def save_before_error(trainer: Trainer, step: int) -> str:
     """Save the state after ``step`` before an error ends the run, and return where it
     can be resumed.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -57,7 +58,7 @@ class StepContext:
 
     def samples_per_micro_batch(self, samples: int) -> int:
         """Return the samples of a micro-batch for a step of ``samples`` samples."""
-        size = -(-samples // self.micro_batch_count)
+        size = math.ceil(samples / self.micro_batch_count)
         if self.micro_batch_size is None:
             return size
         return min(size, self.micro_batch_size)

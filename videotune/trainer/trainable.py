@@ -87,7 +87,7 @@ def make_trainable(
     optimizer = make_optimizer(
         optimized,
         settings,
-        apart=rounds_stochastically or settings.step_in_backward,
+        one_per_parameter=rounds_stochastically or settings.step_in_backward,
         rates={name: lr_schedules[name].learning_rate for name in optimized},
     )
 

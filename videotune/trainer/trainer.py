@@ -274,15 +274,15 @@ class Callback:
         process left undone at the checkpoint's step.
         """
 
-    def due(self, trainer: Trainer, step: int, asked: Collection[str]) -> bool:
+    def due(self, trainer: Trainer, step: int, requests: Collection[str]) -> bool:
         """Return whether it runs after ``step``. If one process says yes, all run it.
 
         Args:
             trainer: the run.
             step: the step that is done.
-            asked: the keys of control.json.
+            requests: the keys of control.json, by which a user asks for something now.
         """
-        return due(step, self.every, trainer.job.steps) or self.control_key in asked
+        return due(step, self.every, trainer.job.steps) or self.control_key in requests
 
     def run(self, trainer: Trainer, step: int) -> None:
         """Do the work of ``step``. It changes nothing of the training."""
@@ -299,7 +299,7 @@ class Callback:
         """Estimate the seconds of its runs from ``step`` + 1 on; the latest took
         ``took``.
         """
-        return times(self.every, trainer.job.steps, step) * took
+        return count_due(self.every, trainer.job.steps, step) * took
 
     def on_end(self, trainer: Trainer, step: int) -> None:
         """Do work after the last step of this process. Called on the main process."""
@@ -312,7 +312,7 @@ def due(step: int, every: int, last: int) -> bool:
     return every > 0 and (step % every == 0 or step == last)
 
 
-def times(every: int, last: int, after: int = -1) -> int:
+def count_due(every: int, last: int, after: int = -1) -> int:
     """Return at how many steps from ``after`` + 1 to ``last`` work is due that is due
     every ``every`` steps and at the last one (see ``due``).
 

@@ -323,8 +323,8 @@ class Previews(SamplingCallback):
         window = windows.get(request)
         if window is None:
             return None
-        if trainer.job.spec.is_given_modality:
-            return trainer.source.given_modality(window)
+        if trainer.job.spec.has_conditioning_modality:
+            return trainer.source.conditioning_modality(window)
         return trainer.source.plain_latents_with_conditions(window)
 
     def windows(self) -> Sequence[Window]:

@@ -78,7 +78,7 @@ def forgetting_plan(job: Job, count: int) -> ForgettingPlan | None:
         count: how many of the shipped prompts are read, if the config names none.
     """
     settings = job.config.forgetting
-    if not settings.budget or job.spec.is_given_modality:
+    if not settings.budget or job.spec.has_conditioning_modality:
         return None
     prompts = settings.prompts
     if prompts is None:

@@ -14,7 +14,7 @@ from videotune.config.sampling_sections import Forgetting, SampleMetrics
 from videotune.data.remarks import Remark
 from videotune.job.job import Job
 from videotune.model_spec import ModelSpec
-from videotune.trainer.trainer import times
+from videotune.trainer.trainer import count_due
 from videotune.types import Window
 from videotune.validation import selection
 from videotune.validation.forgetting import LEVELS, OWN_GUIDANCE_AT
@@ -243,7 +243,7 @@ def notes_on_validations(job: Job) -> list[str]:
     every = job.config.validate_every or 0
     if every == 0 or not job.library.held_out_windows:
         return []
-    num_readings = times(every, job.steps)
+    num_readings = count_due(every, job.steps)
     if num_readings >= MIN_READINGS:
         return []
     return [Remark("few_validations", too_few_readings(0, range(num_readings)))]
@@ -251,7 +251,7 @@ def notes_on_validations(job: Job) -> list[str]:
 
 def validations(job: Job) -> dict[str, Any] | None:
     """Return the cost of the validations, or None if there are none."""
-    count = times(job.config.validate_every or 0, job.steps)
+    count = count_due(job.config.validate_every or 0, job.steps)
     if not count:
         return None
     held_out, training = selection.validation_windows(job)
@@ -266,7 +266,7 @@ def validations(job: Job) -> dict[str, Any] | None:
 
 def previews(job: Job) -> dict[str, Any] | None:
     """Return the cost of the previews, or None if there are none."""
-    count = times(job.config.sample_after or 0, job.steps)
+    count = count_due(job.config.sample_after or 0, job.steps)
     num_prompts = len(selection.preview_prompts(job))
     if not count or not num_prompts:
         return None
@@ -291,7 +291,7 @@ def metrics(job: Job) -> dict[str, Any] | None:
     every = metrics_spacing(plan, job)
     if not every:
         return None
-    count = times(every, job.steps)
+    count = count_due(every, job.steps)
     return {
         "count": count,
         "samples": plan.samples,
@@ -320,7 +320,7 @@ def forgetting(job: Job) -> dict[str, Any] | None:
     if planned is None:
         return None
     plan, every = planned
-    count = times(every, job.steps)
+    count = count_due(every, job.steps)
     return {
         "count": count,
         "prompts": len(plan.prompts),

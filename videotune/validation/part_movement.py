@@ -236,7 +236,7 @@ class PartMovement(Callback):
         is_checked = step == self._checked_at
         return is_checked or (step > 0 and due(step, self.every, self._steps))
 
-    def due(self, trainer: Trainer, step: int, asked: Collection[str]) -> bool:
+    def due(self, trainer: Trainer, step: int, requests: Collection[str]) -> bool:
         """Whether it runs after a step: with validations, and once early."""
         return self._is_due(step)
 

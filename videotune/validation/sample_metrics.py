@@ -145,8 +145,8 @@ class SampleMetricsCallback(SamplingCallback):
         if plan.condition_windows:
             windows = [plan.condition_windows[index] for index, _ in plan.pairs]
             conditions_of = trainer.source.plain_latents_with_conditions
-            if self.job.spec.is_given_modality:
-                conditions_of = trainer.source.given_modality
+            if self.job.spec.has_conditioning_modality:
+                conditions_of = trainer.source.conditioning_modality
             conditions = [conditions_of(window) for window in windows]
         rendered = self.samples(trainer, step, plan.settings, samples, conditions)
         return [sample.frames for sample in rendered]

@@ -6,7 +6,7 @@ from typing import Any
 
 from videotune.data.frame_counts import valid_at_least
 from videotune.job.job import Job
-from videotune.latent_cache.conditions import usual_conditions
+from videotune.latent_cache.conditions import conditions_of_most_samples
 from videotune.model_spec import VideoRules
 from videotune.sampling.pipeline import SampleSettings
 from videotune.types import ClipShape, Window
@@ -110,7 +110,10 @@ def metric_conditioning(job: Job, prompts: Sequence[str]) -> tuple[Window, ...]:
     are encoded only for the windows' own shapes; so these samples cost as much as
     previews. Empty if samples have only text.
     """
-    if not usual_conditions(job.config, job.spec) and not job.spec.is_given_modality:
+    if (
+        not conditions_of_most_samples(job.config, job.spec)
+        and not job.spec.has_conditioning_modality
+    ):
         return ()
     shape = str(usual_shape(job))
     windows = windows_to_start_from(job, job.library.held_out_windows, shape)

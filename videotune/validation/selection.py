@@ -15,7 +15,7 @@ from videotune.data.clip_sizes import is_valid_size, size_rule
 from videotune.data.frame_counts import frame_rule, snap_frames
 from videotune.errors import VideotuneError
 from videotune.job.job import Job
-from videotune.latent_cache.conditions import usual_conditions
+from videotune.latent_cache.conditions import conditions_of_most_samples
 from videotune.model_spec import ModelSpec
 from videotune.sampling.given_files import FILE_KEYS, NO_FILES, GivenFiles, refuse_given
 from videotune.sampling.pipeline import SampleSettings
@@ -193,7 +193,10 @@ def preview_windows(job: Job) -> dict[PreviewRequest, Window]:
     Raises:
         VideotuneError: if no window has the shape of a preview.
     """
-    if not usual_conditions(job.config, job.spec) and not job.spec.is_given_modality:
+    if (
+        not conditions_of_most_samples(job.config, job.spec)
+        and not job.spec.has_conditioning_modality
+    ):
         return {}
     return {
         request: _first_window(job, request, index)
@@ -227,7 +230,7 @@ def windows_to_start_from(
         window
         for window in windows
         if str(window.shape) == shape
-        and (window.shape.sound or not job.spec.is_given_modality)
+        and (window.shape.sound or not job.spec.has_conditioning_modality)
     ]
 
 

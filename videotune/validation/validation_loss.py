@@ -218,7 +218,7 @@ class _WindowReader:
             batch = batch.take([0] * count)
         levels = self.objective.timesteps.quantiles(QUANTILES)[list(quantiles)]
         t = levels.float().to(device)
-        if batch.sound is not None and not batch.sound.is_given:
+        if batch.sound is not None and not batch.sound.is_conditioning:
             sound_shape = (1, *batch.sound.x0.shape[1:])
             sound_noise = torch.cat(
                 [
