@@ -67,7 +67,32 @@
     return response;
   }
   const isTyping = () => document.activeElement.matches("input,textarea,select");
-  window.vt = { toast, post, ask, isSilent, esc, answered, isTyping };
+
+  // A field holds the saved value that it shows in data-saved or data-was (a group of inputs that are one value has it, too), and each
+  // save is compared with that. So the two change together: a field that is being edited keeps both, so that another tab's value is asked
+  // about; any other takes both, also under the cursor.
+  const baseOf = (field) => field.dataset.was ?? field.dataset.saved;
+  const isEdited = (input) => input.type !== "checkbox" && input.value.trim() !== (baseOf(input) ?? input.defaultValue).trim();
+  function takeValue(field, fresh) {
+    if (field.type === "checkbox") field.checked = fresh.checked;
+    else if (field.value !== fresh.value) {
+      const fromEnd = field.value.length - field.selectionEnd;
+      field.value = fresh.value;
+      const caret = Math.max(0, field.value.length - fromEnd);
+      field.setSelectionRange(caret, caret);
+    }
+  }
+  function mayMorph(old, fresh) {
+    if (!(old instanceof HTMLElement)) return true;
+    if ("keep" in old.dataset) return false;
+    const active = document.activeElement, isInput = active.matches("input, textarea");
+    if (!isInput || !old.contains(active)) return true;
+    const isOutdated = baseOf(old) !== undefined && baseOf(old) !== baseOf(fresh);
+    if (isOutdated && isEdited(active)) return false;
+    if (old === active && old.closest("[data-saved], [data-was]") && !isEdited(old)) takeValue(old, fresh);
+    return true;
+  }
+  window.vt = { toast, post, ask, isSilent, esc, answered, isTyping, mayMorph };
 
   // what was wrong with a value is out of date once another value is saved
   document.addEventListener("vt:save", ({ detail }) => {
@@ -147,7 +172,7 @@
     // What is being typed stays. A focused button has new words all the same.
     get ignoreActiveValue() { return vt.isTyping(); },
     callbacks: {
-      beforeNodeMorphed: (old) => !(old.dataset && "keep" in old.dataset),
+      beforeNodeMorphed: mayMorph,
       beforeAttributeUpdated: (name, node) => !(kept.has(name) && node.matches("details,dialog,.help-word")) && !(node.matches("video") && name === "autoplay") && !(node.matches("[data-hear], .film-button") && name === "aria-pressed"),
     },
   };
