@@ -113,7 +113,7 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 FORMS = (
-    ("/p/cats/setup/start", {"run": ""}),
+    ("/p/cats/setup/start", {"title": ""}),
     ("/p/cats/start", {"run": "", "title": ""}),
     ("/p/cats/sweep", {"key": "seed", "values": "1, 2"}),
 )
@@ -147,7 +147,7 @@ def test_a_large_download_is_asked_about_before_any_start(
 
 
 def lines_asked(client: Any) -> list[str]:
-    reply = client.post("/p/cats/setup/start", data={"run": ""})
+    reply = client.post("/p/cats/setup/start", data={"title": ""})
     assert reply.status_code == 409
     lines: list[str] = json.loads(reply.headers["HX-Trigger"])["ask"]["lines"]
     return lines
@@ -179,7 +179,7 @@ def test_a_start_that_costs_little_is_not_asked_about(
     monkeypatch.setattr(gpu, "list_gpus", list)
     answer["plan"]["cpu_hours"] = 0.1
     monkeypatch.setattr("videotune.studio.queue_page.ensure_worker", lambda root: None)
-    reply = client.post("/p/cats/setup/start", data={"run": ""})
+    reply = client.post("/p/cats/setup/start", data={"title": ""})
     assert reply.status_code == 204
     assert "run=run-1" in reply.headers["HX-Redirect"]
 

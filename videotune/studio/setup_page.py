@@ -34,6 +34,7 @@ from videotune.studio.base_model_problem import (
     problem_of_run,
 )
 from videotune.studio.far_values import unusual_values
+from videotune.studio.field_errors import at_field
 from videotune.studio.first_model import first_model
 from videotune.studio.form import (
     PATH_KEYS,
@@ -408,10 +409,11 @@ def _facts_of(key: str, value: str) -> dict[str, Any]:
 def own_preset(act: str, page: CurrentPage, form: PostedForm) -> Response:
     """Save the settings as a preset, apply a preset, or move one to the bin."""
     project = page.current_project
-    path = preset_path(page.root, form["name"])
-    if act == "save":
-        save_own_preset(page.root, project, path)
-        return reply("Preset saved")
+    with at_field("name"):
+        path = preset_path(page.root, form["name"])
+        if act == "save":
+            save_own_preset(page.root, project, path)
+            return reply("Preset saved")
 
     if not path.is_file():
         raise VideotuneError(f"there is no preset {path.stem}: reload the page")
@@ -444,7 +446,7 @@ def change(act: str, page: CurrentPage, form: PostedForm) -> Response:
         if questions is not None:
             return questions
         cards = run_cards.cards_from(form)
-        title = form["run"].strip()
+        title = form["title"].strip()
         run = queue_page.queue_run(page.root, project, title, cards=cards)
         address = f"/p/{quote(project.name)}/train?run={quote(run)}"
         return reply(f"{run} is queued", redirect=address)

@@ -34,6 +34,7 @@ from videotune.studio import (
 )
 from videotune.studio.base_model_problem import problem_of_run
 from videotune.studio.checkpoint_words import describe_best_step, is_unmeasured
+from videotune.studio.field_errors import at_field
 from videotune.studio.further_steps import refuse_no_steps
 from videotune.studio.preview_clips import nearest
 from videotune.studio.preview_outlook import preview_outlook
@@ -356,7 +357,8 @@ def resume(page: PageContext, run: Path, form: FormData) -> str:
 
     steps = form.number("steps")
     run_read, _, _, code = run_state(page, run.name)
-    refuse_no_steps(run_read, is_done=code == "done", start=step, end=steps)
+    with at_field("steps"):
+        refuse_no_steps(run_read, is_done=code == "done", start=step, end=steps)
     if steps:
         # Another number of steps changes the learning rate schedule, as the user wants
         # here.

@@ -4,18 +4,37 @@
   const $ = (id) => document.getElementById(id);
   const esc = (words) => String(words ?? "").replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
 
-  // What is wrong with a form is said in its dialog, above its buttons, until it is sent again or closed.
+  // What is wrong with a form is said at its field, which gets the focus, or else in its dialog above the buttons, until the field is
+  // changed, or the form is sent again or closed.
+  const sentForm = () => document.querySelector("form[data-sent]");
+  function tellAtField(field, words) {
+    forgetField(field);
+    const line = Object.assign(document.createElement("p"), { className: "error field-error", id: `${field.id}-error`, textContent: words });
+    line.setAttribute("role", "alert");
+    field.setAttribute("aria-invalid", "true");
+    if (!field.hasAttribute("aria-describedby")) field.setAttribute("aria-describedby", line.id);
+    for (let folded = field.closest("details"); folded; folded = folded.parentElement.closest("details")) folded.open = true;
+    (field.closest(".path-entry") ?? field).after(line);
+    field.focus({ preventScroll: true }); field.scrollIntoView({ block: "center" });
+  }
+  function forgetField(field) {
+    $(`${field.id}-error`)?.remove(); field.removeAttribute("aria-invalid");
+    if (field.getAttribute("aria-describedby") === `${field.id}-error`) field.removeAttribute("aria-describedby");
+  }
+  function forgetFields(within) { for (const line of within.querySelectorAll?.(".field-error") ?? []) forgetField($(line.id.slice(0, -"-error".length))); }
+  const canShow = (field) => field?.id && field.type !== "hidden" && (field.closest("details:not([open])") || field.getClientRects().length > 0);
+  document.addEventListener("input", (event) => { if (event.target.id && $(`${event.target.id}-error`)?.matches(".field-error")) forgetField(event.target); });
   function tellInDialog(dialog, words) {
     const line = dialog.querySelector(".dialog-error") || document.createElement("p"), forms = [...dialog.querySelectorAll("form")];
     const form = forms.find((one) => one.contains(document.activeElement)) || forms.find((one) => one.dataset.sent) || forms[0], buttons = form?.querySelector(".row.end");
     line.className = "notice bad dialog-error"; line.setAttribute("role", "alert"); line.textContent = words;
     buttons ? buttons.before(line) : dialog.append(line);
-    line.scrollIntoView({ block: "nearest" });
+    line.scrollIntoView({ block: "center" });  // a footer that stays in sight would cover it at the edge
   }
-  const forget = (dialog) => dialog?.querySelector(".dialog-error")?.remove();
+  function forget(dialog) { dialog?.querySelector?.(".dialog-error")?.remove(); if (dialog) forgetFields(dialog); }
   document.addEventListener("submit", (event) => {
     for (const form of document.querySelectorAll("form[data-sent]")) delete form.dataset.sent;
-    event.target.dataset.sent = "1"; forget(event.target.closest("dialog"));
+    event.target.dataset.sent = "1"; forget(event.target.closest("dialog") ?? event.target);
   }, true);
   document.addEventListener("close", (event) => forget(event.target), true);
 
@@ -25,7 +44,9 @@
     button.onclick = () => { line.remove(); post(address, values); };
     return button;
   }
-  function toast(words, bad, action) {
+  function toast(words, bad, action, fieldName) {
+    const field = bad && fieldName ? sentForm()?.elements[fieldName] : null;
+    if (canShow(field)) return tellAtField(field, words);
     const dialog = [...document.querySelectorAll("dialog.sheet[open]")].at(-1);
     if (bad && dialog?.querySelector("form .row.end")) return tellInDialog(dialog, words);
     const line = document.createElement("div"), close = document.createElement("button");
@@ -92,7 +113,7 @@
     if (old === active && old.closest("[data-saved], [data-was]") && !isEdited(old)) takeValue(old, fresh);
     return true;
   }
-  window.vt = { toast, post, ask, isSilent, esc, answered, isTyping, mayMorph };
+  window.vt = { toast, post, ask, isSilent, esc, answered, isTyping, mayMorph, tellAtField };
 
   // what was wrong with a value is out of date once another value is saved
   document.addEventListener("vt:save", ({ detail }) => {
@@ -100,7 +121,7 @@
     const key = detail.name.split(" ").pop();
     for (const line of document.querySelectorAll(".toast.bad")) if (line.textContent.startsWith(`${key}: `)) line.remove();
   });
-  document.addEventListener("toast", (event) => toast(event.detail.words, event.detail.bad, event.detail.action));
+  document.addEventListener("toast", (event) => toast(event.detail.words, event.detail.bad, event.detail.action, event.detail.field));
   for (const name of ["htmx:sendError", "htmx:timeout"]) document.addEventListener(name, () => toast(`Not done. ${SILENT} Try again when it does.`, true));
   document.addEventListener("htmx:responseError", (event) => {
     const status = event.detail.xhr.status;
