@@ -24,6 +24,7 @@ from videotune.runs.rank_figures import find_stragglers, ranks_in
 from videotune.runs.run_life import life
 from videotune.sampling.picture_faults import describe_faults, describe_sound
 from videotune.studio import (
+    data_changes,
     gpu,
     header,
     projects,
@@ -364,7 +365,7 @@ def resume(page: PageContext, run: Path, form: FormData) -> str:
         # here.
         arguments += ["--set", f"steps={steps}", "--override"]
 
-    if form.get("data") == "changed":
+    if form["data"] == "changed" or form["sure"]:
         arguments.append("--allow-data-change")
 
     check_run_paths(page, run)
@@ -456,7 +457,12 @@ def act(act: str, page: CurrentPage, form: PostedForm) -> Response:
         raise VideotuneError(f"a run has no action {act[:40]}")
 
     project = page.current_project
-    message = ACTIONS[act](page, run_folder(project, form["run"]), form)
+    run = run_folder(project, form["run"])
+    if act == "resume":
+        question = data_changes.ask_about_changes(project, read_live(run), form)
+        if question is not None:
+            return question
+    message = ACTIONS[act](page, run, form)
     redirect = f"/p/{quote(project.name)}/train" if act == "remove" else ""
     return reply(message, redirect=redirect)
 

@@ -138,11 +138,15 @@
 
   // A training that downloads much, takes days or does not fit is asked about; "Start anyway" sends the form again.
   document.addEventListener("ask", (event) => {
-    const form = event.target.closest("form"), dialog = $("start-ask");
+    const asker = event.target, form = asker.closest("form"), dialog = $("start-ask");
+    $("start-ask-title").textContent = event.detail.title ?? "Start this training?";
+    $("start-ask-yes").textContent = event.detail.yes ?? "Start anyway";
     $("start-ask-lines").replaceChildren(...event.detail.lines.map((line) => Object.assign(document.createElement("li"), { textContent: line })));
     $("start-ask-yes").onclick = () => {
+      dialog.close();
+      if (!form) return post(asker.getAttribute("hx-post"), { ...JSON.parse(asker.getAttribute("hx-vals")), sure: "1" });
       const sure = Object.assign(document.createElement("input"), { type: "hidden", name: "sure", value: "1" });
-      dialog.close(); form.append(sure); htmx.trigger(form, "submit"); sure.remove();
+      form.append(sure); htmx.trigger(form, "submit"); sure.remove();
     };
     dialog.showModal(); raise();
   });
