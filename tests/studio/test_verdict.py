@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from videotune.studio import gpu, plan_server, projects, this_computer, verdict
+from videotune.studio import (
+    gpu,
+    plan_server,
+    projects,
+    queue_page,
+    this_computer,
+    verdict,
+)
 from videotune.studio.verdict import plan_verdict
 
 Usage = namedtuple("Usage", "total used free")
@@ -192,3 +199,15 @@ def test_the_download_counts_for_the_disk_that_it_goes_to(
     free = Usage(10**11, 0, 20 * 10**9)
     monkeypatch.setattr(this_computer.shutil, "disk_usage", lambda path: free)
     assert judged(cats).word == "not enough disk"
+
+
+def test_a_start_before_the_plan_is_asked_about_but_not_of_a_trial(
+    cats: projects.Project, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_page, "ensure_worker", lambda root: None)
+    reply = client.post("/p/cats/setup/start", data={})
+    assert reply.status_code == 409
+    lines = json.loads(reply.headers["HX-Trigger"])["ask"]["lines"]
+    assert "not calculated yet" in lines[0]
+    projects.update(cats, preset="toy")
+    assert client.post("/p/cats/setup/start", data={}).status_code == 204

@@ -71,6 +71,7 @@ from videotune.studio.sound_settings import base_model_of, prompt_files, shown_f
 from videotune.studio.start_questions import ask_before_start
 from videotune.studio.this_computer import (
     card_elsewhere,
+    hours_here,
     notes_on_this_computer,
 )
 from videotune.studio.uploads import receive, temporary_upload
@@ -98,7 +99,7 @@ from videotune.text import disk_size, time_span
 
 routes = APIRouter()
 
-UNFOLDED_NOTES = ("caption_reading", "frame_count")
+UNFOLDED_NOTES = ("caption_reading", "frame_count", "few_validations")
 """Codes of the plan's notes that stand open on the page; the others are folded."""
 
 HOURS_TIMEOUT = 9000.0
@@ -135,7 +136,8 @@ def plan(page: PageContext) -> str:
         ],
         runs_anywhere=model_choices.runs_anywhere(project.preset),
         kept=kept_values(project),
-        here=notes_on_this_computer(project),
+        here=notes_on_this_computer(project, current_plan),
+        hours_here=hours_here(project, current_plan),
         card_elsewhere=card_elsewhere(project),
         verdict=plan_verdict(project, current_plan),
         remedies=remedies,
