@@ -282,7 +282,7 @@
   // a link to a field opens its group
   function showField() {
     const field = location.hash.startsWith("#f-") && $(decodeURIComponent(location.hash.slice(1))), group = field && field.closest("details.keys");
-    if (field?.closest(".setting")?.hidden) { $("find").value = ""; filter(); }  // the search hides it
+    if (field && field.closest(".setting")?.hidden) { $("find").value = ""; filter(); }  // the search hides it
     if (group) group.open = true;
     if (field) { field.scrollIntoView({ block: "center" }); field.focus(); }
   }

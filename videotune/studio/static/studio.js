@@ -118,8 +118,8 @@
   // what was wrong with a value is out of date once another value is saved
   document.addEventListener("vt:save", ({ detail }) => {
     if (detail.state !== "saved") return;
-    const key = detail.name.split(" ").pop();
-    for (const line of document.querySelectorAll(".toast.bad")) if (line.textContent.startsWith(`${key}: `)) line.remove();
+    const key = detail.name.split(" ").pop(), name = document.querySelector(`label[for="f-${CSS.escape(key)}"]`)?.firstChild?.textContent.trim();
+    for (const line of document.querySelectorAll(".toast.bad")) if ([key, name].some((word) => word && line.textContent.startsWith(`${word}: `))) line.remove();
   });
   document.addEventListener("toast", (event) => toast(event.detail.words, event.detail.bad, event.detail.action, event.detail.field));
   for (const name of ["htmx:sendError", "htmx:timeout"]) document.addEventListener(name, () => toast(`Not done. ${SILENT} Try again when it does.`, true));
