@@ -450,7 +450,12 @@ def test_a_plan_for_another_computer_says_how_to_get_there(
     answer["current"] = False
     waiting = region(client)
     assert 'id="elsewhere"' not in waiting
-    assert "you are asked first" in waiting
+    assert "Plan not ready" in waiting, "its licence is not known yet"
+    answer["measuring"] = True
+    assert "you are asked first" in region(client)
+    terms = {"model": "m", "name": "n", "terms": "https://example.org"}
+    answer["plan"] = PLAN | {"licence": terms}
+    assert "Accept the licence first" in region(client)
 
 
 @pytest.mark.parametrize(
