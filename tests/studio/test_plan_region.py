@@ -436,7 +436,10 @@ def test_a_trial_has_the_time_of_this_computer_first(
 
 
 def test_a_plan_for_another_computer_says_how_to_get_there(
-    client: Any, cats: projects.Project, answer: dict[str, Any]
+    client: Any,
+    cats: projects.Project,
+    answer: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     projects.update(cats, card="RTX 4090", preset="wan 2.1 1.3B LoRA 16GB")
     answer.update({"plan": PLAN, "current": True, "measuring": False})
@@ -453,6 +456,7 @@ def test_a_plan_for_another_computer_says_how_to_get_there(
     assert "Plan not ready" in waiting, "its licence is not known yet"
     answer["measuring"] = True
     assert "you are asked first" in region(client)
+    monkeypatch.delenv("VIDEOTUNE_ACCEPT_LICENCE")
     terms = {"model": "m", "name": "n", "terms": "https://example.org"}
     answer["plan"] = PLAN | {"licence": terms}
     assert "Accept the licence first" in region(client)
