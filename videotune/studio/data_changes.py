@@ -108,8 +108,11 @@ def _is_caption_of(text: str, run_row: Mapping[str, Any], has_affixes: bool) -> 
 
 
 def _has_affixes(run: Run) -> bool:
-    datasets = [mapping(dataset) for dataset in items(run.setting("datasets"))]
-    return any(dataset[key] for dataset in datasets for key in AFFIX_KEYS)
+    for dataset in items(run.setting("datasets")):
+        values = mapping(dataset)
+        if any(values[key] for key in AFFIX_KEYS):
+            return True
+    return False
 
 
 def _phrase(change: str, names: list[str]) -> str:
