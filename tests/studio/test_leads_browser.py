@@ -60,12 +60,6 @@ def test_a_plan_for_a_card_elsewhere_leads_to_the_export(
     projects.update(home, preset=WAN, card="RTX 4090")
     page.goto(f"{browser_studio[0].address}/p/{home.name}/setup")
     start = page.locator("#start")
-    page.locator("#start-why", has_text="you are asked first").wait_for()
-    assert start.is_enabled(), "the plan is not waited for"
-    start.click()
-    page.locator("#start-ask-lines li", has_text="not calculated yet").wait_for()
-    page.get_by_role("button", name="Do not start").click()
-
     page.locator("#elsewhere").wait_for()
     page.locator("#next-step", has_text="Take it to the card").click()
     export = page.locator("#elsewhere .btn")
