@@ -227,6 +227,10 @@ def test_a_run_that_has_saved_its_beginning_only_has_no_result(
 def test_the_bar_says_what_a_run_does_before_its_first_step() -> None:
     row = {"kind": "train", "project": "one", "about": "run-1", "share": None}
     row |= {"title": "One", "loss": None, "left": "", "paused": False}
-    shown = visible_text(web.render("status", rows=[row | {"doing": "encoding"}], open_name="one"))
+    shown = visible_text(
+        web.render("status", rows=[row | {"doing": "encoding"}], open_name="one")
+    )
     assert "encoding the clips" in shown
-    assert "starting" in visible_text(web.render("status", rows=[row | {"doing": ""}], open_name="one"))
+    assert "starting" in visible_text(
+        web.render("status", rows=[row | {"doing": ""}], open_name="one")
+    )
