@@ -104,13 +104,49 @@ def test_an_error_of_a_dialog_stands_in_the_dialog(tmp_path: Path) -> None:
         page.locator("#new-title").fill("My cat")
         page.locator("#new-card").select_option("other")
         page.locator("#new-make").click()
-        error = page.locator("#new .dialog-error")
+        error = page.locator("#new .field-error")
         error.wait_for()
         assert "memory of your card" in error.inner_text()
         assert page.locator(".toast").count() == 0
         assert violations(page) == []
         page.keyboard.press("Escape")
         assert error.count() == 0
+
+
+ON_TOP = """field => {
+  const box = field.getBoundingClientRect();
+  const above = document.elementFromPoint(box.left + box.width / 2, box.top + box.height / 2);
+  return above !== null && (field === above || field.contains(above));
+}"""
+"""Whether an element is in sight, and under no other."""
+
+
+def test_an_error_leads_to_its_field(tmp_path: Path) -> None:
+    """Also from the end of a long dialog, and of a form that is in none."""
+    with open_studio(tmp_path) as (studio, page):
+        page.set_viewport_size({"width": 1280, "height": 757})
+        page.goto(studio.address)
+        page.locator("[data-open=new]").first.click()
+        page.locator("#new-card").select_option("RTX 4090")
+        page.locator("#new-make").click()
+        error = page.locator("#new .field-error", has_text="needs a name")
+        error.wait_for()
+        name = page.locator("#new-title")
+        assert name.evaluate("field => field === document.activeElement")
+        assert name.get_attribute("aria-invalid") == "true"
+        assert name.evaluate(ON_TOP)
+        assert error.evaluate(ON_TOP)
+        assert violations(page) == []
+        page.keyboard.type("My cat")
+        assert error.count() == 0
+        assert name.get_attribute("aria-invalid") is None
+
+        page.goto(f"{studio.address}/settings")
+        page.locator("#comfyui").fill("/no/such/folder")
+        page.get_by_role("button", name="Save").click()
+        page.locator("form .field-error", has_text="/no/such/folder").wait_for()
+        assert page.locator(".toast").count() == 0
+        assert violations(page) == []
 
 
 def test_a_clip_is_kept_aside_and_taken_back_by_its_own_button(

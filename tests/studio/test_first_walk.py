@@ -342,7 +342,7 @@ def test_samples_that_are_measured_are_counted(client: Any, run: Path) -> None:
     progress = {"what": "sample metrics", "done": 3, "total": 8}
     write_file(run, "heartbeat.json", {**beat, "progress": progress})
     text = visible_text(client.get("/p/cats/train?run=run-1").text)
-    assert "Measuring small samples, 3 of 8, since" in text
+    assert "Checking small samples for copies, 3 of 8, since" in text
 
 
 def test_a_program_that_starts_says_since_when(client: Any, cats: Project) -> None:

@@ -217,3 +217,11 @@ def test_steps_beside_epochs_say_that_they_have_no_effect(
 
     projects.save_draft(project, {"steps": 40})
     assert 'id="w-steps"' not in client.get("/p/cats/setup").text
+
+
+@pytest.mark.parametrize("typed", ["0", "16.5"])
+def test_what_is_refused_has_the_name_that_its_field_has(typed: str) -> None:
+    with pytest.raises(VideotuneError) as caught:
+        form.set_key({}, "lora.rank", typed, "toy")
+    assert str(caught.value).startswith("Rank: ")
+    assert "low-rank update" not in str(caught.value), "the page explains it beside it"

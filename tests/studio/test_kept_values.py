@@ -65,6 +65,17 @@ def test_values_that_the_new_model_sets_otherwise_are_listed(
     assert kept_keys(cats) == {"steps"}
 
 
+def test_a_value_that_is_the_usual_one_is_not_asked_about(
+    client: Any, cats: Project
+) -> None:
+    choose(client, OTHER_MODEL)
+    (steps,) = (row for row in kept_values(now(cats)) if row.key == "steps")
+    choose(client, "toy")
+    projects.save_draft(cats, {"steps": int(steps.usual), "learning_rate": 0.003})
+    choose(client, OTHER_MODEL)
+    assert kept_keys(cats) == {"learning_rate"}
+
+
 def test_they_stay_once_the_user_keeps_them(client: Any, cats: Project) -> None:
     choose(client, OTHER_MODEL)
     assert client.post(f"{SETUP}/keep-values").status_code == 204

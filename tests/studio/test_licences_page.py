@@ -78,7 +78,7 @@ def test_a_run_waits_until_the_licence_is_accepted(
     sweep = {"key": "steps", "values": "2,3"}
     for address, form in (
         ("/p/bees/start", {}),
-        (f"{SETUP}/start", {"run": "a"}),
+        (f"{SETUP}/start", {"title": "a"}),
         ("/p/bees/sweep", sweep),
     ):
         assert client.post(address, data=form).status_code == 422

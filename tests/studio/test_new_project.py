@@ -49,7 +49,7 @@ def test_nothing_is_chosen_for_a_new_project(tmp_path: Path, client: Any) -> Non
     page = client.get("/p/cats/setup").text
     assert "No model is chosen yet" in page
     assert 'data-why="Choose a model first."' in page
-    answer = client.post("/p/cats/setup/start", data={"run": ""})
+    answer = client.post("/p/cats/setup/start", data={"title": ""})
     assert (answer.status_code, "no model" in answer.text) == (422, True)
     assert queue_page.project_entries(tmp_path, project) == []
     for name in ("data", "train", "results"):

@@ -205,3 +205,32 @@ def test_measured_samples_stand_beside_the_clip_that_they_are_nearest_to(
     assert "Likeness" not in previews
     assert "not compared" in previews
     assert " controls" not in place, "they would hide a small picture"
+
+
+def test_a_run_that_has_saved_its_beginning_only_has_no_result(
+    tmp_path: Path, client: Any
+) -> None:
+    project = projects.create(tmp_path, "one", preset="toy")
+    run = project.folder / "runs" / "run-1"
+    steps(run, range(1, 2))
+    write_json(run / "config.json", {"steps": 9, "settings": {}})
+    (run / "checkpoints/step-0").mkdir(parents=True)
+    (run / "checkpoints/step-0/COMPLETE").touch()
+    line = {"kind": "save", "step": 0, "path": "checkpoints/step-0"}
+    with (run / "journal.jsonl").open("a") as journal:
+        journal.write(json.dumps(line) + "\n")
+    shown = client.get("/p/one/results?run=run-1").text
+    assert "Nothing is trained yet" in shown
+    assert "Write the files of step 0" not in shown
+
+
+def test_the_bar_says_what_a_run_does_before_its_first_step() -> None:
+    row = {"kind": "train", "project": "one", "about": "run-1", "share": None}
+    row |= {"title": "One", "loss": None, "left": "", "paused": False}
+    shown = visible_text(
+        web.render("status", rows=[row | {"doing": "encoding"}], open_name="one")
+    )
+    assert "encoding the clips" in shown
+    assert "starting" in visible_text(
+        web.render("status", rows=[row | {"doing": ""}], open_name="one")
+    )

@@ -85,7 +85,8 @@ def test_numbers_of_an_older_state_are_not_shown(
     answer["current"] = False
     old = region(client)
     assert not any(text in old for text in ("4,321", ">fits<", "16.9", "0.87"))
-    assert "Plan not ready" in old
+    assert "The plan is being calculated. You can start without it." in old
+    assert 'data-why=""' in old
 
     answer["measuring"] = True
     answer["plan"] = {**PLAN, "device": None, "hours": None, "seconds_a_step": None}
@@ -129,7 +130,8 @@ def test_the_time_of_a_card_that_is_not_here_names_the_card(
     projects.update(cats, card="RTX 4090")
     text = region(client)
     assert "seconds a step on RTX 4090</span>" in text
-    assert "On the CPU of this computer" in text, "the toy trains anywhere"
+    answer["plan"] = PLAN | {"cpu_hours": 0.2}
+    assert "on the CPU of this computer" in region(client), "the toy trains anywhere"
 
 
 def test_memory_of_a_card_is_shown_of_a_model_that_needs_one_or_has_one(
@@ -388,6 +390,76 @@ def test_a_warning_of_most_clips_is_said_once(tmp_path: Path) -> None:
         str(n): {"warned": [lines[0]] if n < 2 else [], "name": ""} for n in range(9)
     }
     assert clips._take_shared_warnings(few) == ()
+
+
+def test_a_file_that_cannot_be_used_asks_for_no_caption() -> None:
+    row = {**clip_row.UNKNOWN, "part": "clips", "caption": "hm", "state": "skipped"}
+    row |= {"reason": "decode_error", "hints": [Remark("caption", "a short caption")]}
+    assert clip_words.clip_actions(row) == ["bin"]
+    assert clip_words.clip_actions(row | {"reason": "undecodable_caption"}) == ["write"]
+
+
+def test_a_number_of_frames_that_the_model_does_not_take_needs_no_longer_clips(
+    client: Any, cats: projects.Project, answer: dict[str, Any]
+) -> None:
+    answer.update({"plan": PLAN, "current": True, "measuring": False})
+    note = region(client).partition("frames 18 becomes 17")[2].partition("</p>")[0]
+    assert "You need not do anything" in note
+    assert "longer clips" not in note
+
+
+def test_the_plan_leads_to_the_interval_of_previews_and_of_validations(
+    client: Any, cats: projects.Project, answer: dict[str, Any]
+) -> None:
+    note = "a verdict needs 3 validations, the run has 2: set a smaller validate_every"
+    settings = {"samples": ["a cat"], "sample_after": 9999}
+    changes = {"notes": [note], "note_codes": ["few_validations"], "settings": settings}
+    answer.update({"plan": PLAN | changes, "current": True, "measuring": False})
+    shown = region(client)
+    unfolded = shown.partition('id="plan-notes"')[0]
+    assert "a verdict needs 3 validations" in unfolded
+    assert "validate_every" not in re.sub(r"<[^>]*>", "", unfolded)
+    assert 'href="#f-validate_every"' in unfolded
+    assert 'href="#f-sample_after"' in shown
+
+
+def test_a_trial_has_the_time_of_this_computer_first(
+    client: Any, cats: projects.Project, answer: dict[str, Any]
+) -> None:
+    projects.update(cats, card="RTX 4090")
+    answer.update({"plan": PLAN | {"cpu_hours": 26.0}, "current": True})
+    shown = region(client)
+    head = shown.partition('class="plan-head"')[2].partition("</div>")[0]
+    assert duration(26 * 3600) in head
+    assert "on this CPU" in head
+    assert "it takes minutes" not in shown
+
+
+def test_a_plan_for_another_computer_says_how_to_get_there(
+    client: Any,
+    cats: projects.Project,
+    answer: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    projects.update(cats, card="RTX 4090", preset="wan 2.1 1.3B LoRA 16GB")
+    answer.update({"plan": PLAN, "current": True, "measuring": False})
+    shown = region(client)
+    assert "not on this computer" in shown
+    place = shown.partition('id="elsewhere"')[2]
+    assert 'href="/p/cats/export"' in place
+    path = client.get(SETUP).text.partition('id="next-step"')[2]
+    assert "#elsewhere" in path.partition("</a>")[0]
+
+    answer["current"] = False
+    waiting = region(client)
+    assert 'id="elsewhere"' not in waiting
+    assert "Plan not ready" in waiting, "its licence is not known yet"
+    answer["measuring"] = True
+    assert "you are asked first" in region(client)
+    monkeypatch.delenv("VIDEOTUNE_ACCEPT_LICENCE")
+    terms = {"model": "m", "name": "n", "terms": "https://example.org"}
+    answer["plan"] = PLAN | {"licence": terms}
+    assert "Accept the licence first" in region(client)
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,19 @@ def test_comfyuis_folder_is_its_own_or_that_of_its_loras(
             comfyui_loras(str(wrong))
 
 
+def test_a_folder_of_comfyui_without_a_folder_of_loras_gets_one(
+    cats: Project, tmp_path: Path
+) -> None:
+    comfyui = tmp_path / "Fresh"
+    (comfyui / "models").mkdir(parents=True)
+    loras = comfyui_loras(str(comfyui))
+    assert loras == comfyui / "models" / "loras"
+    assert not loras.exists(), "made with the first file"
+    files = list(exported_files(cats, cats.folder / "runs" / "run-1"))
+    (file,) = (file for file in files_to_take(files, 60) if file.format == "comfyui")
+    assert copy_to_comfyui(file, cats, loras).parent == loras
+
+
 def test_a_copy_overwrites_nothing(cats: Project, loras: Path) -> None:
     files = list(exported_files(cats, cats.folder / "runs" / "run-1"))
     (file,) = (file for file in files_to_take(files, 60) if file.format == "comfyui")

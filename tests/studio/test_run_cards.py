@@ -66,8 +66,8 @@ def test_start_sweep_and_branch_ask_for_the_gpus_of_their_form(
 ) -> None:
     have_cards(2)
     for address, form in (
-        ("setup/start", {"run": "first", "gpus": "2"}),
-        ("setup/start", {"run": "second", "gpus": "1"}),
+        ("setup/start", {"title": "first", "gpus": "2"}),
+        ("setup/start", {"title": "second", "gpus": "1"}),
         ("start", {"title": "third", "gpus": "2"}),
         ("start", {"title": "fourth"}),
         ("sweep", {"key": "seed", "values": "1,2", "gpus": "2"}),

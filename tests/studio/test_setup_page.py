@@ -204,7 +204,7 @@ def test_a_run_begins_by_a_button(studio: Studio) -> None:
     assert "clips" in studio.post("start", 422, run="")
     (studio.project.folder / "clips" / "a.mp4").write_bytes(b"")
     answer = studio.client.post(
-        "/p/cats/setup/start", data={"run": "erste"}, headers=HX
+        "/p/cats/setup/start", data={"title": "erste"}, headers=HX
     )
     assert answer.headers["HX-Redirect"] == "/p/cats/train?run=erste"
     entry = queue_page.training_entry(studio.root, studio.project, "erste")

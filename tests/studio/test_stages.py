@@ -255,16 +255,19 @@ def test_the_plan_says_what_this_computer_does_not_have(
     monkeypatch.setattr(gpu, "list_gpus", list)
     projects.update(cats, preset="toy", card="RTX 4090")
     current = projects.find_project(tmp_path, "cats")
-    (toy_note,) = this_computer.notes_on_this_computer(current)
+    assert this_computer.notes_on_this_computer(current, {}) == [], "not known yet"
+    hours = {"hours": 0.01, "hours_beside": 0.0, "cpu_hours": 7.0}
+    (toy_note,) = this_computer.notes_on_this_computer(current, hours)
     assert "RTX 4090" in toy_note, "the toy's model is everywhere, the card is not"
+    assert this_computer.hours_here(current, hours) == 7.0
 
     projects.update(cats, preset="wan 2.1 1.3B LoRA 16GB")
     current = projects.find_project(tmp_path, "cats")
-    (model,) = this_computer.notes_on_this_computer(current)
+    (model,) = this_computer.notes_on_this_computer(current, {})
     assert "Wan2.1-T2V-1.3B" in model
     assert "about 29 GB" in model
 
     # with weights of the user's own in it, the size of the rest is not known
     projects.save_draft(current, {"text_encoder": {"file": "t5.safetensors"}})
-    (model,) = this_computer.notes_on_this_computer(current)
+    (model,) = this_computer.notes_on_this_computer(current, {})
     assert " GB" not in model

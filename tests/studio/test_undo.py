@@ -106,6 +106,14 @@ def test_a_text_that_undo_takes_away_comes_back(
     assert "he paints" in shown, "the earlier captions of the clip still have it"
 
 
+def test_what_was_redone_keeps_its_name(client: Any, cats: projects.Project) -> None:
+    write(client, "cat", "a cat")
+    press(client, "undo")
+    press(client, "redo")
+    name, _ = buttons(client)["undo"]
+    assert name == "Undo caption of cat.mp4"
+
+
 def test_a_second_press_of_the_same_button_takes_nothing_else_away(
     client: Any, cats: projects.Project
 ) -> None:

@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from videotune.studio import gpu, plan_server, projects, this_computer, verdict
+from videotune.studio import (
+    gpu,
+    plan_server,
+    projects,
+    queue_page,
+    this_computer,
+    verdict,
+)
 from videotune.studio.verdict import plan_verdict
 
 Usage = namedtuple("Usage", "total used free")
@@ -113,7 +120,7 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 FORMS = (
-    ("/p/cats/setup/start", {"run": ""}),
+    ("/p/cats/setup/start", {"title": ""}),
     ("/p/cats/start", {"run": "", "title": ""}),
     ("/p/cats/sweep", {"key": "seed", "values": "1, 2"}),
 )
@@ -147,7 +154,7 @@ def test_a_large_download_is_asked_about_before_any_start(
 
 
 def lines_asked(client: Any) -> list[str]:
-    reply = client.post("/p/cats/setup/start", data={"run": ""})
+    reply = client.post("/p/cats/setup/start", data={"title": ""})
     assert reply.status_code == 409
     lines: list[str] = json.loads(reply.headers["HX-Trigger"])["ask"]["lines"]
     return lines
@@ -179,7 +186,7 @@ def test_a_start_that_costs_little_is_not_asked_about(
     monkeypatch.setattr(gpu, "list_gpus", list)
     answer["plan"]["cpu_hours"] = 0.1
     monkeypatch.setattr("videotune.studio.queue_page.ensure_worker", lambda root: None)
-    reply = client.post("/p/cats/setup/start", data={"run": ""})
+    reply = client.post("/p/cats/setup/start", data={"title": ""})
     assert reply.status_code == 204
     assert "run=run-1" in reply.headers["HX-Redirect"]
 
@@ -192,3 +199,15 @@ def test_the_download_counts_for_the_disk_that_it_goes_to(
     free = Usage(10**11, 0, 20 * 10**9)
     monkeypatch.setattr(this_computer.shutil, "disk_usage", lambda path: free)
     assert judged(cats).word == "not enough disk"
+
+
+def test_a_start_before_the_plan_is_asked_about_but_not_of_a_trial(
+    cats: projects.Project, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_page, "ensure_worker", lambda root: None)
+    reply = client.post("/p/cats/setup/start", data={})
+    assert reply.status_code == 409
+    lines = json.loads(reply.headers["HX-Trigger"])["ask"]["lines"]
+    assert "not calculated yet" in lines[0]
+    projects.update(cats, preset="toy")
+    assert client.post("/p/cats/setup/start", data={}).status_code == 204

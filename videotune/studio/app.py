@@ -29,6 +29,7 @@ from videotune.studio import (
     train_page,
 )
 from videotune.studio.default_root import other_root
+from videotune.studio.field_errors import FieldError
 from videotune.studio.projects import clear_leftovers
 from videotune.studio.security import (
     ATTEMPT_WINDOW,
@@ -240,7 +241,8 @@ def error_response(request: Request, error: Exception) -> Response:
     """
     message = _error_message(error)
     if request.headers.get("hx-request"):
-        response = reply(message, is_error=True, status=422)
+        field = error.field if isinstance(error, FieldError) else ""
+        response = reply(message, is_error=True, field=field, status=422)
         response.body = message.encode()
         response.headers["Content-Length"] = str(len(response.body))
         return response

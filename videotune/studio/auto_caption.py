@@ -16,6 +16,7 @@ from videotune.errors import VideotuneError
 from videotune.files import checked
 from videotune.http_limits import AnswerLimits
 from videotune.studio import captions_edit, projects
+from videotune.studio.field_errors import FieldError, at_field
 from videotune.studio.projects import CLIPS
 from videotune.studio.web import CurrentPage, PageContext, PostedForm, json_reply, reply
 
@@ -46,20 +47,22 @@ def auto_caption(page: CurrentPage, form: PostedForm) -> Response:
     if form["how"] not in ("", "server"):
         options |= {"model": form["how"], "endpoint": ""}
     if form["how"] == "server" and not options["endpoint"]:
-        raise VideotuneError(
-            "server: type its address, such as http://localhost:8000/v1"
+        raise FieldError(
+            "server: type its address, such as http://localhost:8000/v1", "endpoint"
         )
 
     # Only a user on the server may name a model by a path of this computer.
     may_name_any_model = not page.path_rule.is_restricted or options["endpoint"]
     if options["endpoint"]:
-        page.path_rule.check_server(options["endpoint"])
+        with at_field("endpoint"):
+            page.path_rule.check_server(options["endpoint"])
     if not options["model"] or not (
         may_name_any_model or HUB_MODEL.fullmatch(options["model"])
     ):
-        raise VideotuneError(
+        raise FieldError(
             "model: choose one, or name a model of the server or of the Hub, such as "
-            "Qwen/Qwen2.5-VL-7B-Instruct"
+            "Qwen/Qwen2.5-VL-7B-Instruct",
+            "model",
         )
     environment = {}
     if not options["endpoint"]:

@@ -165,8 +165,13 @@ REMEDIES = (
         "video_config.target_fps",
     ),
     Remedy(
+        ("frame_count",),
+        "setting",
+        "You need not do anything. Type the second number, and this note goes.",
+        "video_config.frames",
+    ),
+    Remedy(
         (
-            "frame_count",
             "in_no_window",
             "some_in_no_window",
             "unfilled_count",
@@ -277,7 +282,14 @@ def without_repeats(notes: Iterable[str], warnings: Iterable[str]) -> list[str]:
 
 
 def clip_actions(row: ClipRow) -> list[str]:
-    """Return the actions that would mend what a clip is warned of, each once."""
+    """Return the actions that would mend what a clip is warned of, each once.
+
+    Of a file that cannot be used nothing but its reason counts: its caption changes
+    nothing.
+    """
+    if state_of(row) == "unusable" and row["reason"] != "undecodable_caption":
+        return ["cut", "bin"] if row["long"] else ["bin"]
+
     actions = []
     for line in (*row["warned"], *row["hints"]):
         remedy = remedy_of(line)
@@ -287,8 +299,6 @@ def clip_actions(row: ClipRow) -> list[str]:
         actions.append("cut")
     if row["reason"] == "undecodable_caption":
         actions.append("write")
-    elif state_of(row) == "unusable":
-        actions.append("bin")
     return list(dict.fromkeys(actions))
 
 

@@ -35,6 +35,7 @@ from videotune.studio import (
     undo,
     uploads,
 )
+from videotune.studio.field_errors import at_field
 from videotune.studio.film_scenes import SCENES, decide_scenes, files_of_scenes
 from videotune.studio.projects import CLIPS, inside
 from videotune.studio.records import CheckAccount, SourceFacts
@@ -391,7 +392,8 @@ def source(page: CurrentPage, form: PostedForm) -> Response:
     if form["drop"]:
         result = "left out; its files stay"
     else:
-        path = _checked_source(page, path)
+        with at_field("path"):
+            path = _checked_source(page, path)
         result = "used; its files stay where they are"
 
     new_row: SourceFacts = {"path": path}

@@ -221,7 +221,7 @@ def parse_value(field: Field, text: str) -> Any:
 
 def _parse_switch(field: Field, text: str) -> bool:
     if text not in ("true", "false"):
-        raise VideotuneError(f"{field.label}: true or false, not {text!r}")
+        raise VideotuneError(f"{field.name}: true or false, not {text!r}")
     return text == "true"
 
 
@@ -229,7 +229,7 @@ def _parse_number(field: Field, text: str) -> int | float:
     is_ambiguous = re.fullmatch(r"-?[1-9][0-9]{0,2},[0-9]{3}", text) is not None
     if field.kind == "number" and is_ambiguous:
         raise VideotuneError(
-            f"{field.label}: {text!r} can mean {text.replace(',', '.')} or "
+            f"{field.name}: {text!r} can mean {text.replace(',', '.')} or "
             f"{text.replace(',', '')}. Write one of them"
         )
 
@@ -240,7 +240,7 @@ def _parse_number(field: Field, text: str) -> int | float:
     except ValueError as error:
         expected = "a whole number" if field.kind == "whole" else "a number"
         raise VideotuneError(
-            f"{field.label}: {text!r} is not {expected} ({field.values})"
+            f"{field.name}: {text!r} is not {expected} ({field.values})"
         ) from error
 
 
@@ -257,7 +257,7 @@ def _parse_json_or_text(field: Field, text: str) -> Any:
     except (RecursionError, ValueError) as error:
         # also a number of thousands of digits
         raise VideotuneError(
-            f"{field.label}: the value cannot be read ({error})"
+            f"{field.name}: the value cannot be read ({error})"
         ) from error
 
 
@@ -294,18 +294,33 @@ def set_key(
     if key not in field_by_key:
         raise VideotuneError(f"{key!r} is not a setting of this form")
 
-    value = parse_value(field_by_key[key], text)
+    field = field_by_key[key]
+    value = parse_value(field, text)
     flat_keys = flatten(keys)
     flat_keys.pop(key, None)
     if value is not None:
         flat_keys[key] = value
 
     nested_keys = unflatten(flat_keys)
-    checked_keys(nested_keys, "the form")
-    config = parse(merge(preset_keys(preset), as_config(nested_keys)))
+    try:
+        checked_keys(nested_keys, "the form")
+        config = parse(merge(preset_keys(preset), as_config(nested_keys)))
+    except VideotuneError as error:
+        raise VideotuneError(_with_name(field, str(error))) from error
     if key == "resolution" and config.resolution is not None:
         _check_sizes(config.resolution)
     return nested_keys
+
+
+def _with_name(field: Field, message: str) -> str:
+    """Return a message on a value with the setting's name, and without its explanation,
+    which the page has beside it.
+    """
+    prefix = f"{field.key}: "
+    if not message.startswith(prefix):
+        return message
+    reason = message.removeprefix(prefix).removesuffix(f" ({field.help})")
+    return f"{field.name}: {reason}"
 
 
 def as_config(keys: Mapping[str, Any]) -> dict[str, Any]:

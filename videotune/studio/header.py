@@ -7,6 +7,7 @@ from typing import Any
 
 from videotune.queue import entries as queued
 from videotune.queue.jobs import all_jobs
+from videotune.reporter.read import mapping
 from videotune.studio.projects import find_project, list_projects
 from videotune.studio.status import process_progress, read_live
 from videotune.studio.web import PageContext, Regions, render
@@ -48,7 +49,11 @@ def _entry_row(entry: queued.QueueEntry) -> dict[str, Any]:
     row["paused"] = entry.state == "paused"
 
     if entry.kind == "train":
-        run_progress = process_progress(read_live(entry.run), entry.job)
+        run = read_live(entry.run)
+        heartbeat = mapping(run.life)
+        if heartbeat["alive"]:
+            row["doing"] = str(heartbeat["state"] or "")
+        run_progress = process_progress(run, entry.job)
         if run_progress.total and run_progress.done:
             row["share"] = run_progress.done / run_progress.total
         if run_progress.left is not None:
@@ -67,6 +72,7 @@ def _row(kind: str, project_name: str, about: str) -> dict[str, Any]:
         "loss": None,
         "left": "",
         "paused": False,
+        "doing": "",
     }
 
 

@@ -64,7 +64,10 @@ def kept_values(project: Project) -> list[KeptValue]:
         earlier = earlier_values.get(field.key)
         if earlier is None or values.get(field.key) != earlier["value"]:
             continue
-        if _usual_differs(field.key, earlier["preset"], project.preset):
+        is_usual = values[field.key] == usual.get(field.key)
+        if not is_usual and _usual_differs(
+            field.key, earlier["preset"], project.preset
+        ):
             row = KeptValue(
                 key=field.key,
                 name=field.name,

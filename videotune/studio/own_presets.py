@@ -31,8 +31,10 @@ def preset_path(root: Path, name: str) -> Path:
     """Return the file of a preset.
 
     Raises:
-        VideotuneError: if the name cannot be that of a file.
+        VideotuneError: if it is empty, or cannot be the name of a file.
     """
+    if not name.strip():
+        raise VideotuneError("a preset needs a name: type one")
     file_name = safe_name(name.strip() + ".json")
     return inside(root / PRESETS_FOLDER, file_name)
 

@@ -30,7 +30,9 @@ def preview_outlook(run: Run, *, is_busy: bool) -> PreviewOutlook:
         text = "It has no prompt. Write one on the page Setup for the next run."
         return PreviewOutlook("This run draws no previews", text, "samples")
     if not is_busy:
-        text = "It ended before the first one. Resume it, and they appear here."
+        text = "It ended before the first one."
+        if run.config:  # without one there is nothing to resume
+            text += " Resume it, and they appear here."
         return PreviewOutlook("No preview was drawn", text)
 
     text = "A video of each prompt by the base model, before step 1"

@@ -27,6 +27,7 @@ from videotune.studio import (
 )
 from videotune.studio.default_root import other_root
 from videotune.studio.downloads import send_zip
+from videotune.studio.field_errors import at_field
 from videotune.studio.first_model import first_model
 from videotune.studio.projects import Project
 from videotune.studio.uploads import receive, temporary_upload
@@ -146,25 +147,33 @@ def create(page: CurrentPage, form: PostedForm) -> Response:
     """Create a project with the chosen card and model, and go to its data."""
     facts: dict[str, Any] = {}
     if form["card"] == "other" or form["vram"]:
-        facts |= model_choices.card_facts(form["vram"])
-        if not facts["vram"] and not facts["card"]:
-            raise VideotuneError(
-                "type the name or the memory of your card, such as 16 GB"
-            )
+        with at_field("vram"):
+            facts |= _typed_card(form["vram"])
     elif form["card"] != "none":
         facts |= model_choices.card_facts(form["card"])
     if form["preset"]:
         facts["preset"] = preset_named(form["preset"])
 
     known_facts = {key: value for key, value in facts.items() if value}
-    project = projects.create(page.root, form["title"], **known_facts)
+    with at_field("title"):
+        title = project_names.clean_title(form["title"])
+    project = projects.create(page.root, title, **known_facts)
     return reply(redirect=f"/p/{quote(project.name)}/data")
+
+
+def _typed_card(text: str) -> dict[str, Any]:
+    """Return the facts of a card that is typed; VideotuneError if none is."""
+    facts = model_choices.card_facts(text)
+    if not facts["vram"] and not facts["card"]:
+        raise VideotuneError("type the name or the memory of your card, such as 16 GB")
+    return dict(facts)
 
 
 @routes.post("/p/{project}/rename")
 def rename(page: CurrentPage, form: PostedForm) -> Response:
     """Change the title of a project."""
-    title = project_names.clean_title(form["title"])
+    with at_field("title"):
+        title = project_names.clean_title(form["title"])
     projects.update(page.current_project, title=title)
     return reply(f"Renamed to {title}")
 

@@ -21,6 +21,7 @@ from videotune.queue.jobs import QueuedJob
 from videotune.queue.sweep import combinations
 from videotune.runs.run_life import life
 from videotune.studio import gpu, header, projects, run_cards
+from videotune.studio.field_errors import FieldError
 from videotune.studio.form import set_key
 from videotune.studio.header import QUEUE_FOLDER
 from videotune.studio.licences import refuse_open_licence
@@ -252,8 +253,9 @@ def queue_run(
         run = _run_name(project, title, entries)
         folder = run_folder(project, run)
         if (folder / "config.json").exists():
-            raise VideotuneError(
-                f"the run {run} already exists: use another name, or resume that run"
+            raise FieldError(
+                f"the run {run} already exists: use another name, or resume that run",
+                "title",
             )
 
         if not project.has_model:

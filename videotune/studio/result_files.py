@@ -19,7 +19,9 @@ from videotune.files import disk_usage, path_from
 from videotune.reporter.inventory import use
 from videotune.reporter.read import Run, items, mapping, number
 from videotune.studio.downloads import download_name
+from videotune.studio.paths import PathRule
 from videotune.studio.projects import Project, inside
+from videotune.studio.settings import change_settings, read_settings
 from videotune.studio.status import read_cached
 from videotune.studio.train_page import branches
 
@@ -150,6 +152,7 @@ def comfyui_loras(setting: str | None) -> Path | None:
             files. None: the one of the environment variable.
 
     Returns:
+        The folder, which may be still to be made in a folder that has ComfyUI's models;
         None if no folder was named.
 
     Raises:
@@ -163,10 +166,35 @@ def comfyui_loras(setting: str | None) -> Path | None:
     for candidate in (folder / LORA_FOLDER, folder):
         if candidate.is_dir() and candidate.name == LORA_FOLDER.name:
             return candidate
+    if (folder / LORA_FOLDER.parent).is_dir():
+        return folder / LORA_FOLDER
     raise VideotuneError(
         f"{text[:200]}: there is no folder {LORA_FOLDER.as_posix()} in it. Give the "
         "folder that ComfyUI was installed into, or its folder of LoRA files."
     )
+
+
+def chosen_comfyui_loras(root: Path, rule: PathRule, folder: str) -> Path:
+    """Return ComfyUI's folder of LoRA files.
+
+    Args:
+        root: folder of the projects.
+        rule: what the user may name.
+        folder: ComfyUI's folder, which the studio then keeps; empty for the one that it
+            keeps.
+
+    Raises:
+        VideotuneError: if no folder is named, or it is not ComfyUI's.
+    """
+    if folder:
+        rule.check_path(folder, "ComfyUI's folder")
+        comfyui_loras(folder)
+        change_settings(root, {"comfyui": folder})
+
+    loras = comfyui_loras(read_settings(root).get("comfyui"))
+    if loras is None:
+        raise VideotuneError("name the folder that ComfyUI was installed into")
+    return loras
 
 
 def copy_to_comfyui(file: ExportedFile, project: Project, loras: Path) -> Path:
@@ -176,6 +204,7 @@ def copy_to_comfyui(file: ExportedFile, project: Project, loras: Path) -> Path:
     """
     if not file.path.is_file():
         raise VideotuneError(f"{file.path.name} is a folder: download it instead")
+    loras.mkdir(exist_ok=True)
     folder = loras
     other_folder = OTHER_FOLDERS.get(_content_of(file.path))
     if other_folder is not None and loras.parent.name == LORA_FOLDER.parent.name:

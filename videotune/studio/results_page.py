@@ -29,10 +29,12 @@ from videotune.studio import (
     trash,
 )
 from videotune.studio.downloads import COMPARISON, download_name
+from videotune.studio.field_errors import FieldError, at_field
 from videotune.studio.projects import Project, find_project, inside, texts
 from videotune.studio.queue_page import run_folder
 from videotune.studio.records import Try, read_record
 from videotune.studio.result_files import (
+    chosen_comfyui_loras,
     comfyui_files,
     comfyui_loras,
     copy_to_comfyui,
@@ -42,7 +44,7 @@ from videotune.studio.result_files import (
     use_of_file,
 )
 from videotune.studio.run_states import selected_run
-from videotune.studio.settings import change_settings, read_settings
+from videotune.studio.settings import read_settings
 from videotune.studio.shown_samples import sample_groups
 from videotune.studio.sound_settings import prompt_files
 from videotune.studio.status import read_live
@@ -357,8 +359,9 @@ def draw(page: PageContext, run: Path, form: FormData) -> str:
     """Queue a sample of a prompt with a checkpoint."""
     prompt = form["prompt"].strip()
     if not prompt:
-        raise VideotuneError(
-            "prompt: the field is empty. Describe what the video should show."
+        raise FieldError(
+            "prompt: the field is empty. Describe what the video should show.",
+            "prompt",
         )
 
     train_page.check_run_paths(page, run)
@@ -375,7 +378,8 @@ def draw(page: PageContext, run: Path, form: FormData) -> str:
     for key in texts()["prompt_files"]:
         if form[key].strip():
             path = str(page.current_project.folder / form[key].strip())
-            page.path_rule.check_path(path, key)
+            with at_field(key):
+                page.path_rule.check_path(path, key)
             arguments += [f"--{key.replace('_', '-')}", path]
     if form["negative"].strip():
         arguments += ["--set", f"sample.negative={form['negative']}"]
@@ -437,15 +441,9 @@ def export(page: PageContext, run: Path, form: FormData) -> str:
 
 def copy(page: PageContext, run: Path, form: FormData) -> str:
     """Copy the files of a step into ComfyUI's folder, which the form may name first."""
-    folder = form["comfyui"].strip()
-    if folder:
-        page.path_rule.check_path(folder, "ComfyUI's folder")
-        comfyui_loras(folder)
-        change_settings(page.root, {"comfyui": folder})
-
-    loras = comfyui_loras(read_settings(page.root).get("comfyui"))
-    if loras is None:
-        raise VideotuneError("name the folder that ComfyUI was installed into")
+    with at_field("comfyui"):
+        folder = form["comfyui"].strip()
+        loras = chosen_comfyui_loras(page.root, page.path_rule, folder)
     project = page.current_project
     step = int(form.number("step") or -1)
     files = files_to_take(list(exported_files(project, run)), step)

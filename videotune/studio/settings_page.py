@@ -10,6 +10,7 @@ from huggingface_hub import constants, get_token
 from videotune import __version__
 from videotune.errors import VideotuneError
 from videotune.studio import gpu, header
+from videotune.studio.field_errors import at_field
 from videotune.studio.hub_models import downloaded_models
 from videotune.studio.result_files import COMFYUI_VARIABLE, comfyui_loras
 from videotune.studio.settings import change_settings, read_settings
@@ -79,7 +80,8 @@ def save(page: CurrentPage, form: PostedForm) -> Response:
     """Save ComfyUI's folder; an empty field forgets it."""
     folder = form["comfyui"].strip()
     if folder:
-        page.path_rule.check_path(folder, "ComfyUI's folder")
-        comfyui_loras(folder)
+        with at_field("comfyui"):
+            page.path_rule.check_path(folder, "ComfyUI's folder")
+            comfyui_loras(folder)
     change_settings(page.root, {"comfyui": folder})
     return reply("Saved")

@@ -34,6 +34,7 @@ from videotune.studio.base_model_problem import (
     problem_of_run,
 )
 from videotune.studio.far_values import unusual_values
+from videotune.studio.field_errors import at_field
 from videotune.studio.first_model import first_model
 from videotune.studio.form import (
     PATH_KEYS,
@@ -70,6 +71,7 @@ from videotune.studio.sound_settings import base_model_of, prompt_files, shown_f
 from videotune.studio.start_questions import ask_before_start
 from videotune.studio.this_computer import (
     card_elsewhere,
+    hours_here,
     notes_on_this_computer,
 )
 from videotune.studio.uploads import receive, temporary_upload
@@ -97,7 +99,7 @@ from videotune.text import disk_size, time_span
 
 routes = APIRouter()
 
-UNFOLDED_NOTES = ("caption_reading", "frame_count")
+UNFOLDED_NOTES = ("caption_reading", "frame_count", "few_validations")
 """Codes of the plan's notes that stand open on the page; the others are folded."""
 
 HOURS_TIMEOUT = 9000.0
@@ -134,7 +136,8 @@ def plan(page: PageContext) -> str:
         ],
         runs_anywhere=model_choices.runs_anywhere(project.preset),
         kept=kept_values(project),
-        here=notes_on_this_computer(project),
+        here=notes_on_this_computer(project, current_plan),
+        hours_here=hours_here(project, current_plan),
         card_elsewhere=card_elsewhere(project),
         verdict=plan_verdict(project, current_plan),
         remedies=remedies,
@@ -408,10 +411,11 @@ def _facts_of(key: str, value: str) -> dict[str, Any]:
 def own_preset(act: str, page: CurrentPage, form: PostedForm) -> Response:
     """Save the settings as a preset, apply a preset, or move one to the bin."""
     project = page.current_project
-    path = preset_path(page.root, form["name"])
-    if act == "save":
-        save_own_preset(page.root, project, path)
-        return reply("Preset saved")
+    with at_field("name"):
+        path = preset_path(page.root, form["name"])
+        if act == "save":
+            save_own_preset(page.root, project, path)
+            return reply("Preset saved")
 
     if not path.is_file():
         raise VideotuneError(f"there is no preset {path.stem}: reload the page")
@@ -444,7 +448,7 @@ def change(act: str, page: CurrentPage, form: PostedForm) -> Response:
         if questions is not None:
             return questions
         cards = run_cards.cards_from(form)
-        title = form["run"].strip()
+        title = form["title"].strip()
         run = queue_page.queue_run(page.root, project, title, cards=cards)
         address = f"/p/{quote(project.name)}/train?run={quote(run)}"
         return reply(f"{run} is queued", redirect=address)

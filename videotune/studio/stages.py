@@ -265,9 +265,12 @@ def _plan_stage(page: PageContext) -> Stage:
     if verdict.colour == "quiet":
         action = "Choose a card"
         return Stage("plan", "open", verdict.word, "setup", action, part="presets")
-    action = "See what makes it fit" if verdict.colour == "bad" else "See where it runs"
+    action = (
+        "See what makes it fit" if verdict.colour == "bad" else "Take it to the card"
+    )
     state: StageState = "blocked" if verdict.colour == "bad" else "open"
-    return Stage("plan", state, verdict.word, "setup", action, part="r-plan")
+    part = "r-plan" if verdict.colour == "bad" else "elsewhere"
+    return Stage("plan", state, verdict.word, "setup", action, part=part)
 
 
 def _stages_of_run(name: str, state: StateOfRun) -> Iterator[Stage]:

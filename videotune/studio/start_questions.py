@@ -13,6 +13,7 @@ from huggingface_hub import constants
 from videotune.files import existing_folder
 from videotune.reporter.read import mapping, number
 from videotune.studio import plan_server, projects
+from videotune.studio.model_choices import runs_anywhere
 from videotune.studio.project_plan import plan_file, plan_question
 from videotune.studio.projects import Project
 from videotune.studio.this_computer import pending_download
@@ -50,6 +51,11 @@ def start_questions(project: Project) -> Iterator[str]:
     question = plan_question(project, "plan")
     answer = plan_server.answer_so_far(plan_file(project), question)
     plan = mapping(answer.get("plan") if answer.get("current") else None)
+    if not plan and not answer.get("current") and not runs_anywhere(project.preset):
+        yield (
+            "The plan of these settings is not calculated yet: it is not known whether "
+            "the training fits, and how long it takes."
+        )
     verdict = plan_verdict(project, plan)
     if verdict is not None:
         yield from verdict.obstacles

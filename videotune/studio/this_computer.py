@@ -19,6 +19,7 @@ from videotune.studio.auto_caption import HUB_MODEL
 from videotune.studio.form import inherited_values
 from videotune.studio.hub_models import downloaded_models
 from videotune.studio.projects import Project, draft
+from videotune.text import time_span
 
 OWN_WEIGHTS = ("base_parts", "transformer.file", "text_encoder.file", "vae.file")
 """Settings that name weights which are then not downloaded with the base model."""
@@ -64,16 +65,18 @@ def needs_a_card(project: Project) -> bool:
     return not model_choices.runs_anywhere(project.preset) and not gpu.list_gpus()
 
 
-def notes_on_this_computer(project: Project) -> list[str]:
-    """Return notes on the time of a trial, and on the download of the base model."""
+def notes_on_this_computer(project: Project, plan: Mapping[str, Any]) -> list[str]:
+    """Return notes on the time of a trial, and on the download of the base model.
+
+    Args:
+        project: the project.
+        plan: the plan of its present settings, as far as it is calculated.
+    """
     if not project.has_model:
         return []
     if model_choices.runs_anywhere(project.preset):
-        card = card_elsewhere(project)
-        note = (
-            f"The time is that of {card}. On the CPU of this computer it takes minutes."
-        )
-        return [note] if card else []
+        note = _note_on_trial(project, plan)
+        return [note] if note else []
 
     download = pending_download(project)
     if download is None:
@@ -84,6 +87,30 @@ def notes_on_this_computer(project: Project) -> list[str]:
     return [
         f"{download.model} is not on this computer: {size} when the training starts."
     ]
+
+
+def hours_here(project: Project, plan: Mapping[str, Any]) -> float | None:
+    """Return how long a trial takes on the CPU of this computer, if the plan is for a
+    card that is elsewhere; None for other projects, or if it is not calculated.
+    """
+    is_trial = project.has_model and model_choices.runs_anywhere(project.preset)
+    if not is_trial or not card_elsewhere(project):
+        return None
+    return number(plan.get("cpu_hours"))
+
+
+def _note_on_trial(project: Project, plan: Mapping[str, Any]) -> str:
+    """Return where a trial takes how long, if the chosen card is not in this computer."""
+    if hours_here(project, plan) is None:
+        return ""
+    card = card_elsewhere(project)
+    hours = (number(plan.get("hours")) or 0.0) + (
+        number(plan.get("hours_beside")) or 0.0
+    )
+    return (
+        "The time is that on the CPU of this computer, which has no NVIDIA card. "
+        f"On {card} it would be {time_span(hours)}."
+    )
 
 
 def pending_download(project: Project) -> PendingDownload | None:

@@ -24,6 +24,7 @@ from videotune.runs.rank_figures import find_stragglers, ranks_in
 from videotune.runs.run_life import life
 from videotune.sampling.picture_faults import describe_faults, describe_sound
 from videotune.studio import (
+    data_changes,
     gpu,
     header,
     projects,
@@ -34,6 +35,7 @@ from videotune.studio import (
 )
 from videotune.studio.base_model_problem import problem_of_run
 from videotune.studio.checkpoint_words import describe_best_step, is_unmeasured
+from videotune.studio.field_errors import at_field
 from videotune.studio.further_steps import refuse_no_steps
 from videotune.studio.preview_clips import nearest
 from videotune.studio.preview_outlook import preview_outlook
@@ -356,13 +358,14 @@ def resume(page: PageContext, run: Path, form: FormData) -> str:
 
     steps = form.number("steps")
     run_read, _, _, code = run_state(page, run.name)
-    refuse_no_steps(run_read, is_done=code == "done", start=step, end=steps)
+    with at_field("steps"):
+        refuse_no_steps(run_read, is_done=code == "done", start=step, end=steps)
     if steps:
         # Another number of steps changes the learning rate schedule, as the user wants
         # here.
         arguments += ["--set", f"steps={steps}", "--override"]
 
-    if form.get("data") == "changed":
+    if form["data"] == "changed" or form["sure"]:
         arguments.append("--allow-data-change")
 
     check_run_paths(page, run)
@@ -454,7 +457,12 @@ def act(act: str, page: CurrentPage, form: PostedForm) -> Response:
         raise VideotuneError(f"a run has no action {act[:40]}")
 
     project = page.current_project
-    message = ACTIONS[act](page, run_folder(project, form["run"]), form)
+    run = run_folder(project, form["run"])
+    if act == "resume":
+        question = data_changes.ask_about_changes(project, read_live(run), form)
+        if question is not None:
+            return question
+    message = ACTIONS[act](page, run, form)
     redirect = f"/p/{quote(project.name)}/train" if act == "remove" else ""
     return reply(message, redirect=redirect)
 

@@ -19,6 +19,8 @@ Direction = Literal["undo", "redo"]
 
 CAPTION_WORDS = {
     "edit": "caption",
+    "undo": "caption",
+    "redo": "caption",
     "restore": "caption",
     "replace": "replacement in the caption",
 }
@@ -26,6 +28,8 @@ CAPTION_WORDS = {
 
 CAPTION_PLURALS = {
     "edit": "captions",
+    "undo": "captions",
+    "redo": "captions",
     "restore": "captions",
     "replace": "replacement in the captions",
 }

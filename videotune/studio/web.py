@@ -24,6 +24,7 @@ from typing_extensions import TypedDict
 from videotune.errors import VideotuneError, printable
 from videotune.queue.jobs import describe_outcome, log_tail
 from videotune.reporter.build import environment, fill
+from videotune.studio.field_errors import FieldError
 from videotune.studio.paths import PathRule
 from videotune.studio.projects import Project, find_project, texts
 from videotune.studio.setting_names import in_page_words, with_value_words
@@ -124,7 +125,7 @@ class FormData(dict[str, str]):
         empty.
 
         Raises:
-            VideotuneError: if the text is not a number.
+            FieldError: if the text is not a number.
         """
         value = self[key].strip()
         if not decimal:
@@ -132,7 +133,7 @@ class FormData(dict[str, str]):
         pattern = DECIMAL if decimal else INTEGER
         if value and not pattern.fullmatch(value):
             expected = "a number" if decimal else "a whole number"
-            raise VideotuneError(f"{key}: {value[:40]!r} is not {expected}")
+            raise FieldError(f"{key}: {value[:40]!r} is not {expected}", key)
         return value
 
 
@@ -280,6 +281,7 @@ def reply(
     message: str = "",
     *,
     is_error: bool = False,
+    field: str = "",
     action: ToastAction | None = None,
     redirect: str = "",
     status: int = 204,
@@ -290,6 +292,7 @@ def reply(
     Args:
         message: line to show on the page.
         is_error: whether the line reports an error.
+        field: name of the field of the sent form that the error is about.
         action: a button beside the line.
         redirect: address to go to.
         status: HTTP status.
@@ -301,6 +304,8 @@ def reply(
             "words": message[:MAX_TOAST_LETTERS],
             "bad": is_error,
         }
+        if field:
+            toast["field"] = field
         if action is not None:
             toast["action"] = action
         triggers["toast"] = toast

@@ -14,10 +14,10 @@ document.addEventListener("DOMContentLoaded", () => {
     morphStyle: "innerHTML",
     get ignoreActiveValue() { return vt.isTyping(); },
     callbacks: {
-      beforeNodeMorphed: (old) => {
-        const isKept = Boolean(old.dataset && "keep" in old.dataset);
-        if (isKept && old.matches(".clip-open")) old.dataset.stale = "";
-        return !isKept;
+      beforeNodeMorphed: (old, fresh) => {
+        const may = vt.mayMorph(old, fresh);
+        if (!may && old.matches(".clip-open")) old.dataset.stale = "";
+        return may;
       },
       beforeAttributeUpdated: (name, node) => !(name === "open" && node.matches("details")) && !(name === "class" && node.matches("img")),
     },

@@ -43,6 +43,7 @@
     request.upload.onprogress = (moved) => { said.textContent = `sending: ${Math.floor(100 * moved.loaded / Math.max(1, moved.total))} %`; };
     request.onload = () => {
       said.textContent = "";
+      if (request.status >= 400) return vt.tellAtField($("import-file"), request.responseText.slice(0, 500) || `error ${request.status}`);
       vt.answered({ headers: { get: (name) => request.getResponseHeader(name) } });
       if (request.status < 300) $("import").close();
     };

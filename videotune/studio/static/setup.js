@@ -81,7 +81,9 @@
     const refused = document.querySelector("#r-settings [aria-invalid=true], #r-settings [data-refused]");
     const why = refused ? "A value was not saved: see the red field." : vt.unsaved() && vt.isLost ? "A change is not saved yet." : isOld ? "Plan not ready: a change is being saved." : plan.dataset.why;
     start.disabled = Boolean(why);
-    if ($("start-why").textContent !== why) $("start-why").textContent = why;
+    start.classList.toggle("primary", !("elsewhere" in plan.dataset));
+    const said = why || plan.dataset.note || "";
+    if ($("start-why").textContent !== said) $("start-why").textContent = said;
   }
   document.addEventListener("vt:save", () => setTimeout(ready));
   const isChange = (event) => event.detail.requestConfig?.verb === "post" && event.detail.pathInfo?.requestPath.startsWith(at) && !event.detail.pathInfo.requestPath.endsWith("/start");
@@ -215,7 +217,7 @@
   function filter() {
     const word = ($("find")?.value || "").trim().toLowerCase(), parts = word.split(/\s+/).filter(Boolean);
     if (word !== searched) { searched = word; isWide = false; }
-    const all = [...document.querySelectorAll("#all .setting")], has = (one, part) => parts.every((word) => one.dataset[part].includes(word));
+    const all = [...document.querySelectorAll("#all .setting")], has = (one, part) => parts.every((word) => `${one.dataset[part]} ${one.closest(".keys").dataset.title}`.includes(word));
     const named = all.filter((one) => has(one, "name")), explained = all.filter((one) => has(one, "find"));
     const shown = new Set(named.length && !isWide ? named : explained), others = explained.length - named.length;
     for (const one of all) one.hidden = !shown.has(one);
@@ -280,9 +282,11 @@
   // a link to a field opens its group
   function showField() {
     const field = location.hash.startsWith("#f-") && $(decodeURIComponent(location.hash.slice(1))), group = field && field.closest("details.keys");
+    if (field && field.closest(".setting")?.hidden) { $("find").value = ""; filter(); }  // the search hides it
     if (group) group.open = true;
     if (field) { field.scrollIntoView({ block: "center" }); field.focus(); }
   }
   addEventListener("hashchange", showField); showField();
+  document.addEventListener("click", (event) => { if (event.target.closest("a")?.getAttribute("href") === location.hash) showField(); });
   presets(); ready();
 })();

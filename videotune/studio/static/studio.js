@@ -4,18 +4,37 @@
   const $ = (id) => document.getElementById(id);
   const esc = (words) => String(words ?? "").replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
 
-  // What is wrong with a form is said in its dialog, above its buttons, until it is sent again or closed.
+  // What is wrong with a form is said at its field, which gets the focus, or else in its dialog above the buttons, until the field is
+  // changed, or the form is sent again or closed.
+  const sentForm = () => document.querySelector("form[data-sent]");
+  function tellAtField(field, words) {
+    forgetField(field);
+    const line = Object.assign(document.createElement("p"), { className: "error field-error", id: `${field.id}-error`, textContent: words });
+    line.setAttribute("role", "alert");
+    field.setAttribute("aria-invalid", "true");
+    if (!field.hasAttribute("aria-describedby")) field.setAttribute("aria-describedby", line.id);
+    for (let folded = field.closest("details"); folded; folded = folded.parentElement.closest("details")) folded.open = true;
+    (field.closest(".path-entry") ?? field).after(line);
+    field.focus({ preventScroll: true }); field.scrollIntoView({ block: "center" });
+  }
+  function forgetField(field) {
+    $(`${field.id}-error`)?.remove(); field.removeAttribute("aria-invalid");
+    if (field.getAttribute("aria-describedby") === `${field.id}-error`) field.removeAttribute("aria-describedby");
+  }
+  function forgetFields(within) { for (const line of within.querySelectorAll?.(".field-error") ?? []) forgetField($(line.id.slice(0, -"-error".length))); }
+  const canShow = (field) => field?.id && field.type !== "hidden" && (field.closest("details:not([open])") || field.getClientRects().length > 0);
+  document.addEventListener("input", (event) => { if (event.target.id && $(`${event.target.id}-error`)?.matches(".field-error")) forgetField(event.target); });
   function tellInDialog(dialog, words) {
     const line = dialog.querySelector(".dialog-error") || document.createElement("p"), forms = [...dialog.querySelectorAll("form")];
     const form = forms.find((one) => one.contains(document.activeElement)) || forms.find((one) => one.dataset.sent) || forms[0], buttons = form?.querySelector(".row.end");
     line.className = "notice bad dialog-error"; line.setAttribute("role", "alert"); line.textContent = words;
     buttons ? buttons.before(line) : dialog.append(line);
-    line.scrollIntoView({ block: "nearest" });
+    line.scrollIntoView({ block: "center" });  // a footer that stays in sight would cover it at the edge
   }
-  const forget = (dialog) => dialog?.querySelector(".dialog-error")?.remove();
+  function forget(dialog) { dialog?.querySelector?.(".dialog-error")?.remove(); if (dialog) forgetFields(dialog); }
   document.addEventListener("submit", (event) => {
     for (const form of document.querySelectorAll("form[data-sent]")) delete form.dataset.sent;
-    event.target.dataset.sent = "1"; forget(event.target.closest("dialog"));
+    event.target.dataset.sent = "1"; forget(event.target.closest("dialog") ?? event.target);
   }, true);
   document.addEventListener("close", (event) => forget(event.target), true);
 
@@ -25,7 +44,9 @@
     button.onclick = () => { line.remove(); post(address, values); };
     return button;
   }
-  function toast(words, bad, action) {
+  function toast(words, bad, action, fieldName) {
+    const field = bad && fieldName ? sentForm()?.elements[fieldName] : null;
+    if (canShow(field)) return tellAtField(field, words);
     const dialog = [...document.querySelectorAll("dialog.sheet[open]")].at(-1);
     if (bad && dialog?.querySelector("form .row.end")) return tellInDialog(dialog, words);
     const line = document.createElement("div"), close = document.createElement("button");
@@ -67,15 +88,40 @@
     return response;
   }
   const isTyping = () => document.activeElement.matches("input,textarea,select");
-  window.vt = { toast, post, ask, isSilent, esc, answered, isTyping };
+
+  // A field holds the saved value that it shows in data-saved or data-was (a group of inputs that are one value has it, too), and each
+  // save is compared with that. So the two change together: a field that is being edited keeps both, so that another tab's value is asked
+  // about; any other takes both, also under the cursor.
+  const baseOf = (field) => field.dataset.was ?? field.dataset.saved;
+  const isEdited = (input) => input.type !== "checkbox" && input.value.trim() !== (baseOf(input) ?? input.defaultValue).trim();
+  function takeValue(field, fresh) {
+    if (field.type === "checkbox") field.checked = fresh.checked;
+    else if (field.value !== fresh.value) {
+      const fromEnd = field.value.length - field.selectionEnd;
+      field.value = fresh.value;
+      const caret = Math.max(0, field.value.length - fromEnd);
+      field.setSelectionRange(caret, caret);
+    }
+  }
+  function mayMorph(old, fresh) {
+    if (!(old instanceof HTMLElement)) return true;
+    if ("keep" in old.dataset) return false;
+    const active = document.activeElement, isInput = active.matches("input, textarea");
+    if (!isInput || !old.contains(active)) return true;
+    const isOutdated = baseOf(old) !== undefined && baseOf(old) !== baseOf(fresh);
+    if (isOutdated && isEdited(active)) return false;
+    if (old === active && old.closest("[data-saved], [data-was]") && !isEdited(old)) takeValue(old, fresh);
+    return true;
+  }
+  window.vt = { toast, post, ask, isSilent, esc, answered, isTyping, mayMorph, tellAtField };
 
   // what was wrong with a value is out of date once another value is saved
   document.addEventListener("vt:save", ({ detail }) => {
     if (detail.state !== "saved") return;
-    const key = detail.name.split(" ").pop();
-    for (const line of document.querySelectorAll(".toast.bad")) if (line.textContent.startsWith(`${key}: `)) line.remove();
+    const key = detail.name.split(" ").pop(), name = document.querySelector(`label[for="f-${CSS.escape(key)}"]`)?.firstChild?.textContent.trim();
+    for (const line of document.querySelectorAll(".toast.bad")) if ([key, name].some((word) => word && line.textContent.startsWith(`${word}: `))) line.remove();
   });
-  document.addEventListener("toast", (event) => toast(event.detail.words, event.detail.bad, event.detail.action));
+  document.addEventListener("toast", (event) => toast(event.detail.words, event.detail.bad, event.detail.action, event.detail.field));
   for (const name of ["htmx:sendError", "htmx:timeout"]) document.addEventListener(name, () => toast(`Not done. ${SILENT} Try again when it does.`, true));
   document.addEventListener("htmx:responseError", (event) => {
     const status = event.detail.xhr.status;
@@ -92,11 +138,15 @@
 
   // A training that downloads much, takes days or does not fit is asked about; "Start anyway" sends the form again.
   document.addEventListener("ask", (event) => {
-    const form = event.target.closest("form"), dialog = $("start-ask");
+    const asker = event.target, form = asker.closest("form"), dialog = $("start-ask");
+    $("start-ask-title").textContent = event.detail.title ?? "Start this training?";
+    $("start-ask-yes").textContent = event.detail.yes ?? "Start anyway";
     $("start-ask-lines").replaceChildren(...event.detail.lines.map((line) => Object.assign(document.createElement("li"), { textContent: line })));
     $("start-ask-yes").onclick = () => {
+      dialog.close();
+      if (!form) return post(asker.getAttribute("hx-post"), { ...JSON.parse(asker.getAttribute("hx-vals")), sure: "1" });
       const sure = Object.assign(document.createElement("input"), { type: "hidden", name: "sure", value: "1" });
-      dialog.close(); form.append(sure); htmx.trigger(form, "submit"); sure.remove();
+      form.append(sure); htmx.trigger(form, "submit"); sure.remove();
     };
     dialog.showModal(); raise();
   });
@@ -147,7 +197,7 @@
     // What is being typed stays. A focused button has new words all the same.
     get ignoreActiveValue() { return vt.isTyping(); },
     callbacks: {
-      beforeNodeMorphed: (old) => !(old.dataset && "keep" in old.dataset),
+      beforeNodeMorphed: mayMorph,
       beforeAttributeUpdated: (name, node) => !(kept.has(name) && node.matches("details,dialog,.help-word")) && !(node.matches("video") && name === "autoplay") && !(node.matches("[data-hear], .film-button") && name === "aria-pressed"),
     },
   };

@@ -1,0 +1,91 @@
+"""A run whose clips have changed is asked about before it is resumed."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.job_folders import steps
+from tests.support.waiting import wait_until
+from videotune.files import write_json
+from videotune.studio import captions_edit, clips, projects, queue_page
+
+
+@pytest.fixture
+def cats(
+    tmp_path: Path, small_clips: Path, monkeypatch: pytest.MonkeyPatch
+) -> projects.Project:
+    """A project with a run that has stopped; its account is that of the command."""
+    monkeypatch.setattr(queue_page, "ensure_worker", lambda root: None)
+    project = projects.create(tmp_path, "Cats", preset="toy")
+    for name, clip in zip("ab", sorted(small_clips.rglob("*.mp4")), strict=False):
+        shutil.copy(clip, project.folder / "clips" / f"{name}.mp4")
+        (project.folder / "clips" / f"{name}.txt").write_text(f"a ball {name}\n")
+    projects.save_draft(project, {"datasets": {"trigger": "ohwx"}})
+
+    run = project.folder / "runs" / "run-1"
+    steps(run, range(1, 4))
+    datasets = projects.datasets(project)
+    write_json(run / "config.json", {"steps": 9, "settings": {"datasets": datasets}})
+    command = [sys.executable, "-m", "videotune", "check", "--json"]
+    command += projects.command_arguments(project)
+    answer = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=dict(os.environ)
+    )
+    write_json(run / "check.json", json.loads(answer.stdout))
+    clips.start_check(project)
+    wait_until(lambda: clips.latest_check(project) is not None, 60)
+    return project
+
+
+def resume(client: Any, **values: str) -> Any:
+    return client.post("/p/cats/run/resume", data={"run": "run-1", **values})
+
+
+def is_queued(project: projects.Project) -> bool:
+    entry = queue_page.training_entry(project.folder.parent, project, "run-1")
+    return entry is not None
+
+
+def asked_about(answer: Any) -> str:
+    assert answer.status_code == 409
+    return str(json.loads(answer.headers["HX-Trigger"])["ask"]["lines"][0])
+
+
+def test_a_run_whose_clips_are_as_they_were_is_resumed_at_once(
+    cats: projects.Project, client: Any
+) -> None:
+    assert resume(client).status_code == 204
+    assert is_queued(cats)
+
+
+def test_a_run_with_another_caption_is_asked_about_before_it_starts(
+    cats: projects.Project, client: Any
+) -> None:
+    captions_edit.change(cats, {"clips/a.mp4": "a red ball"}, "edit")
+    assert "1 clip with another caption (a.mp4)" in asked_about(resume(client))
+    assert "a.mp4" in asked_about(resume(client, step="2"))
+    assert not is_queued(cats)
+
+    assert resume(client, sure="1").status_code == 204
+    entry = queue_page.training_entry(cats.folder.parent, cats, "run-1")
+    assert entry is not None
+    assert "--allow-data-change" in entry.arguments
+
+
+def test_a_clip_that_is_gone_or_kept_aside_is_asked_about(
+    cats: projects.Project, client: Any
+) -> None:
+    clips.move(cats, ["clips/a.mp4"], "bin")
+    assert "1 clip removed (a.mp4)" in asked_about(resume(client))
+
+
+def test_a_change_that_was_undone_is_none(cats: projects.Project, client: Any) -> None:
+    captions_edit.change(cats, {"clips/a.mp4": "a red ball"}, "edit")
+    client.post("/p/cats/data/undo", data={})
+    assert resume(client).status_code == 204

@@ -1,0 +1,122 @@
+"""How the clips of a project have changed since a run began: the run then cannot be
+resumed as it was, and its user is asked before a process starts.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fastapi import Response
+
+from videotune.data.captions import split_variants
+from videotune.reporter.read import Run, items, mapping
+from videotune.studio import clips
+from videotune.studio.clip_row import ClipRow, state_of
+from videotune.studio.projects import HELD_OUT, Project
+from videotune.studio.web import FormData, reply
+from videotune.text import counted
+
+AFFIX_KEYS = ("trigger", "caption_prefix", "caption_suffix")
+"""Settings of a dataset that put words around each caption."""
+
+MAX_NAMES = 3
+"""Clips that a sentence names."""
+
+
+def ask_about_changes(project: Project, run: Run, form: FormData) -> Response | None:
+    """Return the answer that asks whether to resume a run with the clips as they are now;
+    None if they have not changed, or the user has said so.
+    """
+    if form["sure"] or form["data"] == "changed":
+        return None
+    changes = describe_changes(project, run)
+    if not changes:
+        return None
+    lines = [
+        f"Its clips have changed since it began: {changes}.",
+        "To resume it as it was, do not start: undo the change on the page Data first.",
+        "With the changed clips it trains on them from the next step on; what was "
+        "trained before stays.",
+    ]
+    question = {
+        "lines": lines,
+        "title": f"Resume {run.folder.name} with the changed clips?",
+        "yes": "Continue with the changed clips",
+    }
+    return reply(status=409, ask=question)
+
+
+def describe_changes(project: Project, run: Run) -> str:
+    """Return how the clips of the project's own folders differ from those of a run, as
+    far as the account of the run and the last check know; empty if they do not.
+    """
+    run_rows = {
+        str(row["path"]): row for row in run.clips if row["used"] or row["held_out"]
+    }
+    known_paths = {str(row["path"]) for row in run.clips}
+    if not known_paths:
+        return ""
+
+    changes: dict[str, list[str]] = {}
+    rows = {
+        str(project.folder / row["path"]): row
+        for row in clips.table(project).rows.values()
+        if row["part"]
+    }
+    for path, row in rows.items():
+        change = _change_of(path, row, run_rows, known_paths, _has_affixes(run))
+        if change:
+            changes.setdefault(change, []).append(row["name"])
+    kept_names = {Path(path).name for path in rows}
+    for path in run_rows:
+        is_own = Path(path).is_relative_to(project.folder)
+        if is_own and path not in rows and Path(path).name not in kept_names:
+            changes.setdefault("removed", []).append(Path(path).name)
+    return "; ".join(_phrase(change, names) for change, names in changes.items())
+
+
+def _change_of(
+    path: str,
+    row: ClipRow,
+    run_rows: Mapping[str, Mapping[str, Any]],
+    known_paths: set[str],
+    has_affixes: bool,
+) -> str:
+    """Return how a clip differs from what a run had of it; empty if it does not."""
+    run_row = run_rows.get(path)
+    if run_row is not None:
+        is_equal = _is_caption_of(row["caption"], run_row, has_affixes)
+        return "" if is_equal else "with another caption"
+    if path in known_paths or state_of(row) not in ("used", "held out"):
+        return ""
+    names = {Path(run_path).name for run_path in run_rows}
+    if Path(path).name not in names:
+        return "added"
+    return "now kept aside" if row["part"] == HELD_OUT else "no longer kept aside"
+
+
+def _is_caption_of(text: str, run_row: Mapping[str, Any], has_affixes: bool) -> bool:
+    """Return whether a caption is the one that a run has read of its clip."""
+    captions = [str(caption) for caption in items(run_row["captions"])]
+    variants = list(split_variants(text))
+    if captions == variants:
+        return True
+    if not has_affixes or len(captions) != len(variants):
+        return False
+    pairs = zip(variants, captions, strict=True)
+    return all(variant in caption for variant, caption in pairs)
+
+
+def _has_affixes(run: Run) -> bool:
+    for dataset in items(run.setting("datasets")):
+        values = mapping(dataset)
+        if any(values[key] for key in AFFIX_KEYS):
+            return True
+    return False
+
+
+def _phrase(change: str, names: list[str]) -> str:
+    shown_names = ", ".join(names[:MAX_NAMES])
+    if len(names) > MAX_NAMES:
+        shown_names += ", …"
+    return f"{counted(len(names), 'clip')} {change} ({shown_names})"
