@@ -10,7 +10,7 @@ from videotune.config.applies import Facts, unused
 from videotune.config.resolve import Resolved
 from videotune.config.schema import Config
 from videotune.data.library import Library
-from videotune.data.remarks import Remark
+from videotune.data.remarks import Remark, Urgent
 from videotune.data.window_table import WindowTable
 from videotune.latent_cache.exposure import views_of_clips
 from videotune.latent_cache.sampler import Schedule, entry_views
@@ -38,9 +38,8 @@ def sizes_as_read(resolved: Resolved) -> list[str]:
     for resolution in dict.fromkeys(str(item) for item in resolutions):
         height, _, width = resolution.partition("x")
         if width and height != width:
-            notes.append(
-                f"resolution {resolution} is read as {height} high, {width} wide"
-            )
+            text = f"resolution {resolution} is read as {height} high, {width} wide"
+            notes.append(Urgent(text))
     return notes
 
 
@@ -66,15 +65,15 @@ def epoch_notes(
 
     notes = []
     if share > 0.5:
-        notes.append(
-            f"regularization takes {share:.0%} of the samples: give the training clips repeats"
-        )
+        text = f"regularization takes {share:.0%} of the samples: give the training clips repeats"
+        notes.append(Urgent(text))
     unseen = int((views[is_training] == 0).sum())
     if unseen:
         clips = counted_are(unseen, "training clip")
-        notes.append(
+        text = (
             f"{clips} never shown: {counted_are(steps, 'step')} too few. Set more steps"
         )
+        notes.append(Urgent(text))
     return notes
 
 
@@ -102,7 +101,8 @@ def unused_keys(
     notes = []
     for key, condition in unused(facts).items():
         if resolved.origins[key] == "user":
-            notes.append(f"{key} is unused: {condition.otherwise}")
+            text = f"{key} is unused: {condition.otherwise}"
+            notes.append(Urgent(text))
     return notes
 
 
@@ -135,10 +135,11 @@ def warmup_note(config: Config, steps: int) -> list[str]:
     warmup_steps = config.warmup_steps
     if warmup_steps is None or warmup_steps <= steps:
         return []
-    return [
+    text = (
         f"warmup_steps {warmup_steps}: the run ends at step {steps}, when the learning rate has "
         f"reached {steps / warmup_steps:.0%} of its peak"
-    ]
+    )
+    return [Urgent(text)]
 
 
 def caption_reading_notes(spec: ModelSpec) -> list[str]:

@@ -61,6 +61,11 @@ def recipe(purpose: str) -> dict[str, Any]:
 
 def models() -> dict[str, list[str]]:
     """Return the presets of each model, those for small cards first."""
+    return {model: list(presets) for model, presets in _models().items()}
+
+
+@cache
+def _models() -> Mapping[str, Sequence[str]]:
     names = sorted(
         shipped.preset_names(), key=lambda name: shipped.preset_card(name) or 0
     )
