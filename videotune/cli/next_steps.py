@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,11 @@ _HEADING_LINES = 40
 
 def next_command(name: str, overrides: Overrides, *further_options: str) -> str:
     """Return a command with the clips, the model and the settings of this one."""
-    arguments = ["videotune", *_arguments(name, overrides), *further_options]
+    return command_line(["videotune", *_arguments(name, overrides), *further_options])
+
+
+def command_line(arguments: Iterable[str]) -> str:
+    """Return arguments as one line for a shell."""
     return " ".join(map(_quoted, arguments))
 
 
@@ -44,7 +48,7 @@ def train_command(
     processes = facts["processes"]
     arguments = [*_arguments("train", overrides), *further_options]
     if not processes or processes["count"] == 1:
-        return " ".join(map(_quoted, ["videotune", *arguments]))
+        return command_line(["videotune", *arguments])
 
     group = processes["context_parallel"]
     if group > 1 and not _sets(overrides, "context_parallel"):
@@ -56,7 +60,7 @@ def train_command(
     launcher += ["--nproc-per-node", str(processes["count"] // machines)]
     if machines > 1:
         launcher += ["--master-addr", "ADDRESS", "--master-port", "29500"]
-    return " ".join(map(_quoted, [*launcher, "-m", "videotune", *arguments]))
+    return command_line([*launcher, "-m", "videotune", *arguments])
 
 
 def proposed_run(config: object) -> str:

@@ -34,7 +34,7 @@ def sizes_as_read(resolved: Resolved) -> list[str]:
     for dataset in resolved.config.datasets:
         resolutions += _as_list(dataset.resolution)
 
-    notes = []
+    notes: list[str] = []
     for resolution in dict.fromkeys(str(item) for item in resolutions):
         height, _, width = resolution.partition("x")
         if width and height != width:
@@ -63,7 +63,7 @@ def epoch_notes(
     training = int(views[is_training].sum())
     share = (total - training) / total if total else 0.0
 
-    notes = []
+    notes: list[str] = []
     if share > 0.5:
         text = f"regularization takes {share:.0%} of the samples: give the training clips repeats"
         notes.append(Urgent(text))
@@ -98,7 +98,7 @@ def unused_keys(
         samples_per_step: samples of the largest step.
     """
     facts = facts_of(resolved.config, library, spec, samples_per_step)
-    notes = []
+    notes: list[str] = []
     for key, condition in unused(facts).items():
         if resolved.origins[key] == "user":
             text = f"{key} is unused: {condition.otherwise}"
@@ -139,7 +139,8 @@ def warmup_note(config: Config, steps: int) -> list[str]:
         f"warmup_steps {warmup_steps}: the run ends at step {steps}, when the learning rate has "
         f"reached {steps / warmup_steps:.0%} of its peak"
     )
-    return [Urgent(text)]
+    notes: list[str] = [Urgent(text)]
+    return notes
 
 
 def caption_reading_notes(spec: ModelSpec) -> list[str]:
@@ -167,7 +168,7 @@ def unweighted_notes(config: Config) -> list[str]:
 
 def interval_notes(config: Config, steps_between: Mapping[str, int]) -> list[str]:
     """Return a note for each interval in epochs, with its steps."""
-    notes = []
+    notes: list[str] = []
     for key, count in steps_between.items():
         epochs = getattr(config, f"{key}_epochs")
         notes.append(f"{key}_epochs {epochs:g}: {key} = {count}")

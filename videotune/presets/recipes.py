@@ -4,7 +4,7 @@ import difflib
 import json
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,11 @@ INTERVALS = ("save_every", "validate_every", "sample_after")
 PRIOR = (
     "of these clips the model learns its own prediction without the adapter, "
     "so that others of the kind stay as they are"
+)
+
+AUTHORS = (
+    "captions are read as the model's authors and ComfyUI read them; diffusers' pipeline "
+    'reads them differently: for a result for diffusers only, set "diffusers"'
 )
 
 
@@ -189,6 +194,17 @@ def _near_models(text: str) -> list[str]:
     return list(dict.fromkeys(model_by_spelling[spelling] for spelling in near))[:3]
 
 
+def motion_notes(presets: Iterable[str]) -> list[str]:
+    """Return for each preset that changes the speed of motion what it does to it."""
+    notes = []
+    for preset in presets:
+        reason = shipped.preset_reasons(preset).get("video_config.target_fps")
+        rate = shipped.read_preset(preset).get("video_config", {}).get("target_fps")
+        if reason and rate:
+            notes.append(f"{preset} trains {rate:g} frames a second: {reason}")
+    return notes
+
+
 def presets_of(model: str) -> list[str]:
     """Return the presets of a model or preset that ``find_model`` returned."""
     return models().get(model, [model])
@@ -230,6 +246,8 @@ def config_of(
     prior: str | None = None,
     card: int | None = None,
     card_name: str = "",
+    *,
+    reads_as_authors: bool = False,
 ) -> str:
     """Return a config as YAML, with the reason and source of each value as comments.
 
@@ -242,6 +260,7 @@ def config_of(
         prior: Clips for which the base model's predictions are preserved.
         card: Memory of the card in GB, if it is known.
         card_name: The card's name, if it is known.
+        reads_as_authors: Read captions as ComfyUI does, where that differs.
 
     Raises:
         VideotuneError: The purpose is unknown.
@@ -269,6 +288,9 @@ def config_of(
     keys = merge(keys, unflatten(values))
     is_small = clips < SMALL
     keys["epochs"] = chosen["small" if is_small else "large"]
+    if reads_as_authors:
+        keys = merge(keys, {"text_encoder": {"convention": "authors"}})
+        reasons["text_encoder.convention"] = AUTHORS
     keys, reasons = _fit_card(keys, reasons, preset, card)
     keys, reasons = _fit_intervals(keys, reasons, clips, preset_steps)
 
