@@ -94,9 +94,8 @@ def init(
         "--trigger": trigger,
     }
     missing = [name for name in options if options[name] is None]
-    # Wrong options are refused before the first question.
     if purpose is not None:
-        recipe(purpose)
+        recipe(purpose)  # refuses an unknown one before the first question
     if model is not None:
         model = find_model(model)
         if not _needs_card(model) and card is None:

@@ -271,13 +271,12 @@ def config_of(
         "epochs": EPOCHS,
         "datasets": chosen["advice"],
         "prior_preservation": PRIOR,
+        "text_encoder.convention": AUTHORS,
     }
     for key, (_, reason, source) in recipe_keys.items():
         reasons[key] = f"{reason} ({source})" if source else reason
 
-    dataset = {"path": data}
-    if trigger:
-        dataset["trigger"] = trigger
+    dataset = {"path": data} | ({"trigger": trigger} if trigger else {})
     keys: dict[str, Any] = {"datasets": [dataset]}
     if prior:
         keys["prior_preservation"] = prior
@@ -290,7 +289,6 @@ def config_of(
     keys["epochs"] = chosen["small" if is_small else "large"]
     if reads_as_authors:
         keys = merge(keys, {"text_encoder": {"convention": "authors"}})
-        reasons["text_encoder.convention"] = AUTHORS
     keys, reasons = _fit_card(keys, reasons, preset, card)
     keys, reasons = _fit_intervals(keys, reasons, clips, preset_steps)
 
