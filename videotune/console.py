@@ -30,6 +30,8 @@ _tables: ContextVar[dict[str, list[dict[str, Any]]] | None] = ContextVar(
     "tables", default=None
 )
 
+_hides_bars: ContextVar[bool] = ContextVar("hides_bars", default=False)
+
 _UNUSUAL = re.compile(r"[^\n\x20-\x7e]")
 """What may need an escape in indented JSON."""
 
@@ -292,8 +294,11 @@ def width() -> int:
 class Bar:
     """A progress bar with the time left."""
 
-    def __init__(self, title: str, progress: Any | None) -> None:
+    def __init__(
+        self, title: str, progress: Any | None, *, is_hidden: bool = False
+    ) -> None:
         self._title = title
+        self._is_hidden = is_hidden
         self._progress = progress
         self._task = None
         self._begun = time.monotonic()
@@ -315,6 +320,8 @@ class Bar:
             text: Shown beside the bar; of several parts as many as fit.
             seconds_left: The time left. None: estimated from what is done.
         """
+        if self._is_hidden:
+            return
         now = time.monotonic()
         if self._first is None:
             self._first = done
@@ -379,6 +386,16 @@ class _TextColumn(ProgressColumn):
 
 
 @contextmanager
+def without_bars() -> Iterator[None]:
+    """Show no progress bar in this block, which repeats work that had one."""
+    token = _hides_bars.set(True)
+    try:
+        yield
+    finally:
+        _hides_bars.reset(token)
+
+
+@contextmanager
 def bar(title: str, doing: Callable[[], str] | None = None) -> Iterator[Bar]:
     """Show a progress bar on standard error for the length of a block.
 
@@ -387,8 +404,8 @@ def bar(title: str, doing: Callable[[], str] | None = None) -> Iterator[Bar]:
         doing: Returns what is done at the moment, shown instead of the time left; or
             "".
     """
-    if quiet() or not sys.stderr.isatty():
-        yield Bar(title, None)
+    if quiet() or _hides_bars.get() or not sys.stderr.isatty():
+        yield Bar(title, None, is_hidden=_hides_bars.get())
         return
 
     console = Console(stderr=True)

@@ -26,6 +26,9 @@ from videotune._version import BEGUN
 from videotune.bounds import read_at_most
 from videotune.lazy import psutil
 
+CONFIG_SUFFIXES = (".json", ".yaml", ".yml", ".toml")
+"""Endings of a config file; TOML is one of another trainer, and refused as such."""
+
 OUT_OF_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The disk is full, the user's quota is, or a file may not grow further."""
 

@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
+ONLY_FOR_TOY = "these files work only with the toy model"
+"""What is said of files that the toy was trained into."""
+
 
 def plain(value: float | None, digits: int = 4) -> str:
     """Return a number: a whole one with commas, another with significant digits.

@@ -606,3 +606,32 @@ def test_a_folder_without_videos_has_nothing_to_split(tmp_path: Path) -> None:
     (tmp_path / "in" / "metadata.csv").write_text("nonsense\nx\n")
     with pytest.raises(VideotuneError, match=r"metadata\.csv"):
         split(tmp_path / "in", tmp_path / "out")
+
+
+# ---- the short account
+
+
+def test_notes_that_ask_for_a_decision_are_in_the_short_account(
+    tmp_path: Path, capsys: Printed
+) -> None:
+    """Clips far below the rate of the training, captions whose paragraphs become
+    variants, and a warm-up longer than the run; a changed frame count comes after them.
+    """
+    folder = tmp_path / "slow"
+    for seed in range(2):
+        clip = write_clip(folder / f"{seed}.mp4", noise(40, 64, 96, seed=seed), 8)
+        clip.with_suffix(".txt").write_text(f"a first text {seed}\n\na second text")
+    sets = ["resolution=64x96", "video_config.frames=34", "warmup_steps=50", "steps=20"]
+    options = [word for setting in sets for word in ("--set", setting)]
+    words = [str(folder), "--preset", "ltx 2B LoRA 12GB", *options]
+
+    for command in ("check", "plan"):
+        capsys.readouterr()
+        assert shell(command, *words) == DONE
+        printed = capsys.readouterr().out
+        notes = " ".join(printed.split())
+        assert "plays motion 3.1" in notes, command
+        assert "have paragraphs" in notes, command
+        assert "warmup_steps 50" in notes, command
+        assert "becomes 33" not in notes, f"{command}: it is one of the others"
+        assert "more note" in notes, command

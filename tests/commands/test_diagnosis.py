@@ -328,3 +328,9 @@ def test_doctor_prints_each_heading_once(tmp_path: Path, capsys: Printed) -> Non
     assert printed.count("Poor quality: clips and captions") == 1
     assert printed.count("  found: ") == printed.count("  do: ") == 2
     assert "skipped: 1 clip\n" in printed
+
+
+def test_the_finding_on_sampling_names_the_setting_to_remove(tmp_path: Path) -> None:
+    case = {"journal": GOOD, "config": {"sample_after": 0}}
+    (one,) = findings(read_run(write(tmp_path / "run", **case)))
+    assert one.do.startswith("remove sample_after from the config: `videotune plan`")

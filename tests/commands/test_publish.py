@@ -141,6 +141,34 @@ def test_a_card_says_nothing_of_this_machine(
     ] == []
 
 
+def test_a_dry_run_names_the_repository_and_the_command_that_sends(
+    run: Path, hub: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert shell("publish", run, dry_run=True, repo="me/first") == DONE
+    printed = capsys.readouterr()
+    first_lines = " ".join(printed.out.splitlines()[:2])
+    assert "nothing is sent" in first_lines
+    assert "the private repository me/first:" in first_lines
+    command = " ".join(printed.err.partition("next: ")[2].split())
+    assert command == f"videotune publish {run} --repo me/first"
+
+    assert shell("publish", run, dry_run=True, public=True) == DONE
+    printed = capsys.readouterr()
+    words = " ".join(printed.out.split())
+    assert f"the public repository {run.name} of the token's account" in words
+    assert printed.err.strip().endswith("--public")
+    assert hub.asked == []
+
+
+def test_the_card_of_a_toy_says_that_comfyui_does_not_have_it(run: Path) -> None:
+    sentence = "fit the toy model alone, which ComfyUI does not have"
+    assert sentence not in card(run)["card"]
+    config = read_json(run / "config.json")
+    config["settings"]["base_model_name"] = "asset:toy"
+    (run / "config.json").write_text(json.dumps(config))
+    assert sentence in card(run)["card"]
+
+
 def test_what_is_published_is_what_was_exported_and_is_sent_once(
     run: Path, hub: Any
 ) -> None:

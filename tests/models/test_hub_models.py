@@ -394,6 +394,40 @@ def test_a_dry_run_prints_the_size_and_fetches_no_weights(
     assert not any(path.endswith(".safetensors") for path in paths)
 
 
+def test_a_config_file_names_the_base_model_to_fetch(
+    server: Any, download: Any, tmp_path: Path
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("base_model_name: user/good\n")
+    done = download(str(config), "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["model"] == "user/good"
+
+    config.write_text(
+        "base_model_name: transformer.safetensors\nbase_parts: user/good\n"
+    )
+    done = download(str(config), "--dry-run", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["model"] == "user/good"
+
+
+@pytest.mark.parametrize(
+    "env", [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}]
+)
+def test_a_dry_run_without_the_hub_prints_the_size_that_a_plan_knows(
+    download: Any, env: dict[str, str]
+) -> None:
+    done = download("ltx 2B LoRA", "--dry-run", **env)
+    assert done.code == 0, done.err
+    assert "about 28 GB to download" in done.out
+    assert "licence: " in done.out
+    assert "was not reached" in done.out
+
+    result = json.loads(download("ltx 2B LoRA", "--dry-run", "--json", **env).out)
+    assert result["download"] == {"gigabytes": 28.0, "is_published": True}
+    assert result["is_here"] is False
+
+
 @pytest.mark.parametrize(
     ("words", "env", "sentence"),
     [
@@ -407,7 +441,9 @@ def test_a_dry_run_prints_the_size_and_fetches_no_weights(
             {"HF_ENDPOINT": "http://127.0.0.1:9"},
             "the Hub is not reached",
         ),
-        (["wan 2.2 LoRA", "--dry-run"], {"HF_HUB_OFFLINE": "1"}, "may not be asked"),
+        (["wan 2.2 LoRA"], {"HF_HUB_OFFLINE": "1"}, "may not be asked"),
+        (["user/good", "--dry-run"], {"HF_HUB_OFFLINE": "1"}, "may not be asked"),
+        (["none.yaml"], {}, "none.yaml"),
         (["user/none"], {}, "is not on the Hub"),
         (["user/gated"], {}, "is gated"),
         (["toy"], {}, "comes with videotune"),

@@ -11,7 +11,6 @@ import typer
 from typer.core import TyperGroup
 
 from videotune.cli.options import (
-    CONFIG_SUFFIXES,
     AsJson,
     CacheFolder,
     Opt,
@@ -22,6 +21,7 @@ from videotune.cli.options import (
 )
 from videotune.console import doing, out, print_table, quiet, size
 from videotune.errors import SKIPPED, VideotuneError
+from videotune.files import CONFIG_SUFFIXES
 from videotune.text import counted, counted_are
 
 if TYPE_CHECKING:

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from videotune.bounds import ANSWER_SECONDS
+from videotune.cli.next_steps import card_options, next_command
 from videotune.cli.options import (
     AsJson,
     Opt,
     Skips,
     Verbose,
-    next_command,
     takes_config,
 )
 from videotune.console import answer, doing, echo, out, print_table, tell, width
+from videotune.data.remarks import most_serious_first, shown_first
 from videotune.errors import DONE, VideotuneError
 from videotune.job.shown_notes import remember
 from videotune.text import (
@@ -54,9 +55,6 @@ FEW = 5
 
 LISTED = 3
 """Clips of a state that are listed without --verbose."""
-
-NOTES = 2
-"""Notes that are printed without --verbose."""
 
 COLUMNS = (
     "clip",
@@ -131,7 +129,8 @@ def _command_after_check(
     if result.assumed:
         return "choose a preset: videotune presets list --card NAME"
     skips = [] if allow_skips is None else ["--allow-skips", allow_skips]
-    return next_command("plan", overrides, *skips)
+    card = card_options(overrides.config)
+    return next_command("plan", overrides, *card, *skips)
 
 
 def explain_exit_code(result: CheckResult, allow_skips: str | None) -> int:
@@ -217,7 +216,7 @@ def show_sound(result: CheckResult) -> None:
 
 
 def show_summary(result: CheckResult, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print skipped clips, serious remarks, the buckets, and two notes."""
+    """Print skipped clips, serious remarks, the buckets, and the most serious notes."""
     from videotune.commands.check import UNCOUNTED
 
     skipped = {row["clip"]: row["problem"] for row in rows if row["skipped"]}
@@ -244,13 +243,15 @@ def show_summary(result: CheckResult, rows: Sequence[Mapping[str, Any]]) -> None
         for note in dict.fromkeys((*result.job.notes, *result.account["notes"]))
         if not note.startswith(UNCOUNTED)
     ]
-    for note in notes[:NOTES]:
+    shown = shown_first(notes)
+    for note in shown:
         tell(f"note: {note}")
-    remember(result.job.cache, notes[:NOTES])
+    remember(result.job.cache, shown)
+    more_notes = len(notes) - len(shown)
     details = [
         "a row for each clip",
         counted(more_remarks, "small remark") if more_remarks > 0 else "",
-        counted(len(notes) - NOTES, "more note") if len(notes) > NOTES else "",
+        counted(more_notes, "more note") if more_notes else "",
     ]
     tell(f"--verbose: {', '.join(filter(None, details))}")
 
@@ -292,7 +293,7 @@ def show_details(
     tell(
         f"{sums.format_map(account)};  {counted(len(job.library.windows), 'window')} in {shapes}"
     )
-    notes = list(dict.fromkeys((*job.notes, *account["notes"])))
+    notes = most_serious_first((*job.notes, *account["notes"]))
     for note in notes:
         tell(f"note: {note}")
     remember(job.cache, notes)

@@ -1,16 +1,17 @@
 """``videotune download``."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 from videotune.cli.options import Arg, Opt
-from videotune.console import doing, out, size
+from videotune.console import doing, out, size, tell
 from videotune.errors import VideotuneError
 
 ModelArgument = Annotated[
     str,
     Arg(
-        help="an id of the Hub, or a preset's name, which names its base model; or hf://USER/NAME, an uploaded run"
+        help="an id of the Hub; a preset's name or a config file, for its base model; or hf://USER/NAME, an uploaded run"
     ),
 ]
 DryRun = Annotated[
@@ -60,8 +61,24 @@ def download(
     from videotune.commands.download import download as fetch_model
 
     result = fetch_model(model, dry_run=dry_run)
-    if dry_run:
+    if not dry_run:
+        out(f"{result['folder']}  ({size(result['bytes'])})")
+    elif "bytes" in result:
         out(f"{size(result['missing_bytes'])} of {size(result['bytes'])} to download")
     else:
-        out(f"{result['folder']}  ({size(result['bytes'])})")
+        _show_known_size(result)
     return result
+
+
+def _show_known_size(result: Mapping[str, Any]) -> None:
+    """Print the size of a download as videotune knows it, because the Hub is not asked."""
+    from videotune.config.base_models import DownloadSize
+
+    if result["is_here"]:
+        tell(f"{result['model']} is here already: nothing has to be downloaded")
+        return
+    line = f"{result['model']}: {DownloadSize(**result['download'])} to download"
+    if result["licence"]:
+        line += f"; licence: {result['licence']}"
+    tell(line)
+    tell("The Hub was not reached: the size is that of videotune's own table.")

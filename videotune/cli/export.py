@@ -1,13 +1,15 @@
 """Results of a run: ``videotune export``, ``report``, ``publish`` and ``card``."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from videotune import console
+from videotune.cli.next_steps import command_line
 from videotune.cli.options import Arg, Offline, Opt
 from videotune.console import exactly, size
 from videotune.files import write_text
-from videotune.text import counted
+from videotune.text import ONLY_FOR_TOY, counted
 
 Formats = Annotated[
     list[str] | None,
@@ -48,19 +50,22 @@ def export(
     console.doing("reading the checkpoint")
     from videotune.commands.export import export as write_exports
     from videotune.reporter.comfyui import note_on_experts
+    from videotune.reporter.read import read_run
 
     exports = write_exports(
         run, formats or (), step=step, out=out, merge=merge, dtype=dtype
     )
     for item in exports:
         error = exactly(item.max_error)
-        console.out(
+        console.tell(
             f"{item.format}: {item.path}  "
             f"({counted(item.modules, 'part')}, read back by {item.reader}: {error})"
         )
     experts_note = note_on_experts([item.path.name for item in exports])
     if experts_note:
         console.echo(experts_note)
+    if read_run(run).is_toy:
+        console.echo(ONLY_FOR_TOY)
     return {"exports": [item.to_json(run) for item in exports]}
 
 
@@ -99,10 +104,37 @@ def publish(
     result = upload_run(
         run, repo, public=public, dry_run=dry_run, folders=tuple(exports or ())
     )
+    if dry_run:
+        console.tell(
+            f"dry run, nothing is sent. Files for {_repository(repo, result)}:"
+        )
     for file in result["files"]:
         console.out(f"{file['path']}  ({size(file['bytes'])})")
     console.out(result["url"] or result["card"])
+    if dry_run:
+        console.echo(f"next: {_command_to_publish(run, repo, public, exports or ())}")
     return result
+
+
+def _repository(repo: str | None, result: Mapping[str, Any]) -> str:
+    """Return the repository that a dry run would fill, in words."""
+    access = "public" if result["public"] else "private"
+    whose = "" if repo and "/" in repo else " of the token's account"
+    return f"the {access} repository {result['repo']}{whose}"
+
+
+def _command_to_publish(
+    run: Path, repo: str | None, public: bool, exports: Sequence[Path]
+) -> str:
+    """Return the command that sends what a dry run has listed."""
+    arguments = ["videotune", "publish", str(run)]
+    if repo:
+        arguments += ["--repo", repo]
+    if public:
+        arguments.append("--public")
+    for folder in exports:
+        arguments += ["--exports", str(folder)]
+    return command_line(arguments)
 
 
 def card(

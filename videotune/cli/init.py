@@ -2,11 +2,10 @@
 model.
 """
 
-import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,7 +19,15 @@ from videotune.cli.init_questions import (
     is_there,
     parse_card,
 )
+from videotune.cli.next_steps import (
+    CONFIG_NAME,
+    card_line,
+    card_options,
+    next_command,
+    proposed_run,
+)
 from videotune.cli.options import Arg, Opt
+from videotune.config.base_models import download_size
 from videotune.console import doing, echo
 from videotune.errors import VideotuneError
 from videotune.files import write_text
@@ -32,7 +39,7 @@ from videotune.presets.recipes import (
     recipe,
     recipes,
 )
-from videotune.presets.shipped import preset_card
+from videotune.presets.shipped import preset_card, read_preset
 
 CardOption = Annotated[
     ChosenCard | None,
@@ -71,11 +78,11 @@ def init(
             help="clips of the same class that must stay as they are",
         ),
     ] = None,
-) -> None:
+) -> dict[str, Any]:
     """Write a commented config for a purpose, a model and a card; ask for missing
     options.
     """
-    target = folder / "config.yaml"
+    target = folder / CONFIG_NAME
     if target.exists():
         raise VideotuneError(f"{target} exists already. Name another folder.")
 
@@ -87,13 +94,13 @@ def init(
         "--trigger": trigger,
     }
     missing = [name for name in options if options[name] is None]
+    if purpose is not None:
+        recipe(purpose)  # refuses an unknown one before the first question
     if model is not None:
-        model = find_model(model)  # refuses a wrong one before the first question
+        model = find_model(model)
         if not _needs_card(model) and card is None:
             missing.remove("--card")
 
-    if purpose is not None:
-        recipe(purpose)  # refuses an unknown one before the first question
     with _answers_as_options(missing):
         if card is None:
             needs_card = model is None or _needs_card(model)
@@ -114,7 +121,7 @@ def init(
     console.out(target)
     if not is_there(data):
         echo(f"note: there is no folder {data} yet")
-    _print_next_commands(target, card if preset_card(preset) else ChosenCard(0))
+    return {"config": str(target), "next": _show_next_commands(target, preset)}
 
 
 def _config_for(
@@ -127,7 +134,10 @@ def _config_for(
     card: ChosenCard,
 ) -> str:
     """Return the config of the answers as YAML."""
-    return config_of(
+    from videotune.models.base_model import comfyui_reads_otherwise
+
+    base_model = str(read_preset(preset)["base_model_name"])
+    config = config_of(
         purpose,
         preset,
         data,
@@ -136,7 +146,11 @@ def _config_for(
         prior=prior,
         card=card.gigabytes,
         card_name=card.name,
+        reads_as_authors=comfyui_reads_otherwise(base_model),
     )
+    if card.gigabytes and preset_card(preset):
+        return f"{card_line(card.option)}\n{config}"
+    return config
 
 
 def _absolute_if_local(data: str) -> str:
@@ -145,17 +159,41 @@ def _absolute_if_local(data: str) -> str:
     return str(path.absolute()) if path.exists() else data
 
 
-def _print_next_commands(config: Path, card: ChosenCard) -> None:
-    # A run's files have its name, also beside those of other folders.
-    run = config.parent / f"{config.parent.absolute().name}-1"
-    of_card = f' --card "{card.option}"' if card.gigabytes else ""
+def _show_next_commands(config: Path, preset: str) -> list[str]:
+    """Print the commands from a new config to its training, and return them; one fetches
+    the base model if that is not on this machine.
+    """
+    from videotune.job.overrides import Overrides
+
+    overrides = Overrides(config=config)
+    commands = [
+        next_command("check", overrides),
+        next_command("plan", overrides, *card_options(config)),
+    ]
+    if _lacks_base_model(preset):
+        commands.append(next_command("download", overrides))
+    commands.append(next_command("train", overrides, "--out", proposed_run(config)))
+
     echo("next:")
-    for command in (
-        f"check {shlex.quote(str(config))}",
-        f"plan {shlex.quote(str(config))}{of_card}",
-        f"train {shlex.quote(str(config))} --out {shlex.quote(str(run))}",
-    ):
-        echo(f"  videotune {command}")
+    for command in commands:
+        echo(f"  {command}")
+    return commands
+
+
+def _lacks_base_model(preset: str) -> bool:
+    """Return whether a preset's base model has to be downloaded; say how large it is."""
+    from videotune.models.hub import is_complete_here
+
+    base_model = str(read_preset(preset)["base_model_name"])
+    if base_model.startswith("asset:") or is_complete_here(base_model):
+        return False
+    size = download_size(base_model)
+    how_large = f" ({size})" if size else ""
+    echo(
+        f"note: the base model {base_model}{how_large} is not on this machine; `train` "
+        "downloads it too"
+    )
+    return True
 
 
 @contextmanager

@@ -23,7 +23,13 @@ from videotune.planner.preset_fits import (
     fit_words,
     rank_of,
 )
-from videotune.presets.recipes import find_model, models, recipe, recipes
+from videotune.presets.recipes import (
+    find_model,
+    models,
+    motion_notes,
+    recipe,
+    recipes,
+)
 from videotune.presets.shipped import memory_class, preset_card, read_preset
 
 HUB_DATASET = re.compile(r"(hf://.+|[\w.-]+/[\w.-]+)")
@@ -112,6 +118,8 @@ def ask_model(gigabytes: int) -> str:
             "Hours and fit are calculated for the preset's steps, not measured; the host's "
             "memory is not counted, `videotune plan` counts it. The base model is a download."
         )
+        for note in motion_notes(_presets_for(gigabytes)):
+            tell(note)
     default = first_choice(gigabytes)
     return str(
         typer.prompt("Which model?", default=default, value_proc=_again(find_model))
@@ -183,6 +191,16 @@ def _fitting_first(gigabytes: int) -> list[str]:
     if not gigabytes:
         return list(models())
     return sorted(models(), key=lambda model: rank_of(_fit(model, gigabytes)))
+
+
+def _presets_for(gigabytes: int) -> list[str]:
+    """Return the preset of each model that fits a card."""
+    presets = []
+    for model in models():
+        fit = _fit(model, gigabytes)
+        if fit is None or fit.verdict:
+            presets.append(best_preset(model, gigabytes))
+    return presets
 
 
 def _fit(model: str, gigabytes: int) -> PresetFit | None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-import shlex
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import replace
@@ -21,13 +19,10 @@ from typer.models import OptionInfo
 
 from videotune import console
 from videotune.errors import VideotuneError
+from videotune.files import CONFIG_SUFFIXES
 
 if TYPE_CHECKING:
     from videotune.job.overrides import Overrides
-
-
-CONFIG_SUFFIXES = (".json", ".yaml", ".yml", ".toml")
-"""Endings of a config file; TOML is one of another trainer, and refused as such."""
 
 
 def _set_offline(is_offline: bool) -> bool:
@@ -205,38 +200,6 @@ def _read_overrides(
     overrides = _with_source(overrides, source)
     check_settings(overrides)
     return overrides
-
-
-def next_command(name: str, overrides: Overrides, *further_options: str) -> str:
-    """Return a command with the clips, the model and the settings of this one."""
-    arguments = [name]
-    if isinstance(overrides.config, Path):
-        arguments.append(str(overrides.config))
-    if overrides.data is not None:
-        arguments += ["--data"] if len(arguments) > 1 else []
-        arguments.append(overrides.data)
-
-    options = {
-        "--preset": overrides.preset,
-        "--family": overrides.family,
-        "--base": overrides.base,
-        "--held-out": overrides.held_out,
-    }
-    for option, value in options.items():
-        if value is not None:
-            arguments += [option, value]
-    for setting in overrides.sets:
-        arguments += ["--set", setting]
-    return " ".join(["videotune", *map(_quoted, [*arguments, *further_options])])
-
-
-def _quoted(argument: str) -> str:
-    """Quote an argument as every shell takes it, Windows' too, if it needs that."""
-    if re.fullmatch(r"[\w@%+=:,./~-]+", argument):
-        return argument
-    if not re.search(r'["$`\\!]', argument):
-        return f'"{argument}"'
-    return shlex.quote(argument)
 
 
 def _with_source(overrides: Overrides, source: str | None) -> Overrides:

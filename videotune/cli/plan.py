@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from videotune.cli.options import AsJson, Skips, Verbose, next_command, takes_config
+from videotune.cli.next_steps import proposed_run, train_command
+from videotune.cli.options import AsJson, Skips, Verbose, takes_config
 from videotune.cli.plan_buckets import bucket_words, show_buckets, show_sound
 from videotune.cli.plan_cluster import between_text, show_simulation
 from videotune.cli.plan_model import show_download, show_licence, show_model
@@ -41,6 +42,7 @@ from videotune.cli.plan_verdict import (
 from videotune.cli.plan_views import fewer_steps
 from videotune.cli.plan_ways import show_ways
 from videotune.console import answer, doing, echo, out, print_table, size, tell
+from videotune.data.remarks import shown_first
 from videotune.errors import DONE
 from videotune.job.shown_notes import remember
 from videotune.latent_cache.view_bands import views_text
@@ -50,9 +52,6 @@ if TYPE_CHECKING:
     from videotune.commands.plan import PlanResult
     from videotune.job.job import Job
     from videotune.job.overrides import Overrides
-
-NOTES = 2
-"""Notes that are printed without --verbose."""
 
 SHORT_HOURS = 1 / 60
 """Hours of encoding that are printed only with --verbose."""
@@ -122,10 +121,24 @@ def plan(
     answer(as_json, result.plan, lambda _: show_plan(result, verbose=verbose))
     if result.exit_code == DONE and not as_json:
         skips = [] if allow_skips is None else ["--allow-skips", allow_skips]
-        run_folder = "runs/first" if run == DEFAULT_OUT else str(run)
-        options = ["--out", run_folder, *skips]
-        echo(f"next: {next_command('train', overrides, *options)}")
+        folder = proposed_run(overrides.config) if run == DEFAULT_OUT else str(run)
+        options = ["--out", folder, *skips]
+        _show_next(train_command(overrides, result.plan, *options), result.plan)
     raise typer.Exit(result.exit_code)
+
+
+def _show_next(command: str, facts: Mapping[str, Any]) -> None:
+    """Print the command that trains what was planned."""
+    processes = facts["processes"]
+    if processes and processes["machines"] and processes["machines"]["count"] > 1:
+        machines = processes["machines"]["count"]
+        echo(
+            f"next, on each of the {machines} machines, with its number from 0 to "
+            f"{machines - 1} as RANK and the address of number 0 as ADDRESS:"
+        )
+        echo(f"  {command}")
+        return
+    echo(f"next: {command}")
 
 
 def show_plan(result: PlanResult, *, verbose: bool = False) -> None:
@@ -187,9 +200,10 @@ def show_summary(result: PlanResult) -> None:
         tell(conditions_text(result.plan))
     if (encoding_hours(result) or 0.0) > SHORT_HOURS:
         tell(encoding_text(result))
-    show_notes(result.job, facts["notes"][:NOTES])
+    notes = shown_first(facts["notes"])
+    show_notes(result.job, notes)
 
-    more_notes = len(facts["notes"]) - NOTES
+    more_notes = len(facts["notes"]) - len(notes)
     unshown = f", {counted(more_notes, 'more note')}" if more_notes > 0 else ""
     tell(f"--verbose: buckets, memory by part, settings{unshown}")
 

@@ -10,6 +10,14 @@ ANOTHER_BASE = (
     "INT_8 multiplies in eight bits: it is another base model, so it is never chosen"
 )
 
+FITS = {None: "yes", "fits": "yes", "tight": "tight", "does not fit": "no"}
+"""The words of the table for each verdict."""
+
+TIGHT = (
+    "tight: it leaves less of the card free than other programs and an error of the "
+    "calculation may take"
+)
+
 
 def show_ways(ways: Sequence[Mapping[str, Any]] | None) -> None:
     """Print the ways of computing a step, the fastest of those that fit first."""
@@ -22,16 +30,19 @@ def show_ways(ways: Sequence[Mapping[str, Any]] | None) -> None:
         streamed = f"{way['streamed_blocks']} of {way['blocks']}"
         rows.append(
             [
-                settings["gradient_checkpointing"],
+                ("* " if way["is_chosen"] else "") + settings["gradient_checkpointing"],
                 streamed if way["streamed_blocks"] else "none",
                 "yes" if settings["compile"] else "no",
                 settings["transformer.matmul_dtype"],
                 memory_size(way["need_bytes"]),
                 "" if seconds is None else f"{seconds:.3g} s",
-                "yes" if way["fits"] else "no",
+                FITS[way["verdict"]],
             ]
         )
     headings = ["checkpointing", "streamed", "compile", "products", "memory", "step"]
     print_table("ways of computing a step", [*headings, "fits"], rows, right=(4, 5))
+    tell("*: a training takes this one")
+    if any(way["verdict"] == "tight" for way in ways):
+        tell(TIGHT)
     if any(way["is_another_base"] for way in ways):
         tell(ANOTHER_BASE)

@@ -9,7 +9,7 @@ from videotune.cli.options import Arg, AsJson, Opt
 from videotune.config.base_models import download_size, published_licence
 from videotune.config.nested_keys import flatten
 from videotune.console import echo, print_json, print_table, tell
-from videotune.presets.recipes import display_name
+from videotune.presets.recipes import display_name, motion_notes
 from videotune.presets.shipped import (
     preset_about,
     preset_card,
@@ -51,6 +51,8 @@ def list_presets(card: PresetCard = None) -> dict[str, Any] | None:
     columns = ["preset", "model", "trains", "card", "base model"]
     print_table("presets", columns, rows)
     tell("Memory is calculated, see `videotune plan`. The base model is a download.")
+    for note in motion_notes(preset_names()):
+        tell(note)
     tell("`videotune presets list --card NAME`: which of them fit your card.")
     tell("`videotune presets show NAME`: every setting, and why.")
     return None
@@ -78,6 +80,8 @@ def _list_for_card(text: str) -> dict[str, Any]:
         f"Calculated for clips of eight seconds on known cards of such memory, without "
         f'the host memory, not measured; for your clips: videotune plan CLIPS --preset NAME --card "{name}"'
     )
+    for note in motion_notes(presets):
+        tell(note)
     fit_by_preset = {preset: fit_words(fit) for preset, fit in fits.items()}
     return {"card": name, "fits": fit_by_preset}
 
@@ -92,7 +96,9 @@ def _download(preset: str) -> str:
 
 
 @presets_app.command("show")
-def show_preset(name: Annotated[str, Arg(help="the preset")]) -> None:
+def show_preset(
+    name: Annotated[str, Arg(help="the preset")],
+) -> dict[str, Any]:
     """Print a preset as a config file; the reasons for its values go to standard error."""
     print_json(read_preset(name))
     values = flatten(read_preset(name))
@@ -107,6 +113,12 @@ def show_preset(name: Annotated[str, Arg(help="the preset")]) -> None:
         echo(f"licence of the base model: {licence}")
     for key, value in values.items():
         echo(f"  {key} {json.dumps(value)}: {reasons.get(key, 'no reason is given')}")
+    return {
+        "preset": preset_named(name),
+        "about": preset_about(name),
+        "settings": read_preset(name),
+        "reasons": reasons,
+    }
 
 
 @presets_app.command("keys")

@@ -173,6 +173,8 @@ FACTS = {
     "verdict": "verdict",
     "recommended": "recommended step",
     "held_out": "held-out error",
+    "training": "error on training clips",
+    "loss": "mean error of the last steps",
     "minutes": "minutes",
 }
 """Facts of a run by their key, with their heading."""
@@ -209,6 +211,11 @@ def show_runs(
     names = [row["name"] for row in comparison.rows]
     print_table("runs", ["", *names], rows)
 
+    if not any(row["held_out"] for row in comparison.rows):
+        tell(
+            "No clip is held out, so no figure shows which run copies less. The error on training "
+            "clips is a share of the base model's: it shows how much a run has learnt."
+        )
     if not comparison.has_same_data:
         tell("The runs have different clips, so their held-out errors do not compare.")
     if comparison.shared_prompts:

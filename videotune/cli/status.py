@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from videotune.cli.options import Arg
 from videotune.console import print_table, tell
-from videotune.text import counted, duration, memory_size, plain, some
+from videotune.text import ONLY_FOR_TOY, counted, duration, memory_size, plain, some
 
 if TYPE_CHECKING:
     from videotune.commands.status import DatasetOverview, RunOverview
@@ -69,7 +69,8 @@ def _show_runs(runs: Sequence[RunOverview]) -> None:
                 f"{name} {label or 'none'}" for name, label in run.verdict_parts.items()
             ]
             verdict += f" ({', '.join(parts)})"
-        rows.append([run.run, run.state, f"{run.step} of {steps}", left, verdict])
+        state = f"{run.state}: {run.activity}" if run.activity else run.state
+        rows.append([run.run, state, f"{run.step} of {steps}", left, verdict])
     print_table("runs", ["run", "state", "step", "left", "verdict"], rows, right=(3,))
 
     from videotune.reporter.comfyui import place_of
@@ -81,7 +82,9 @@ def _show_runs(runs: Sequence[RunOverview]) -> None:
     _show_processes(newest)
     restarts = launcher_sentence(list(newest.restarts))
     if restarts:
-        print(restarts)
+        tell(restarts)
+    if newest.verdict is None and newest.no_verdict:
+        tell(f"no verdict: {newest.no_verdict}")
     print(f"next: {newest.next_command}")
     for path, step in newest.exports:
         program = "diffusers and others"
@@ -94,7 +97,7 @@ def _show_runs(runs: Sequence[RunOverview]) -> None:
     if is_named and newest.recommended_why:
         tell(f"step {newest.recommended} is recommended: {newest.recommended_why}")
     if newest.exports and newest.is_toy:
-        print("these files work only with the toy model")
+        print(ONLY_FOR_TOY)
 
     going_well = ("done", "early", "running")
     for run in others:
@@ -127,7 +130,7 @@ def _show_processes(run: RunOverview) -> None:
     columns += ["waiting for others", "reading", "samples a second"]
     print_table("processes", columns, rows, right=tuple(range(2, len(columns))))
     for straggler in find_stragglers(run.ranks):
-        print(str(straggler))
+        tell(str(straggler))
 
 
 def _seconds(value: float | None) -> str:
@@ -152,7 +155,7 @@ def _show_dataset(dataset: DatasetOverview) -> None:
     damaged = (
         f", {dataset.unreadable} that cannot be read" if dataset.unreadable else ""
     )
-    print(f"{dataset.folder}: {counted(dataset.clips, 'clip')}, {captions}{damaged}")
+    tell(f"{dataset.folder}: {counted(dataset.clips, 'clip')}, {captions}{damaged}")
     print(f"next: {dataset.next_command}")
 
 

@@ -14,7 +14,7 @@ from videotune._version import BEGUN
 from videotune.cli.options import Arg, Data, Offline, Opt, Sets, Skips, takes_config
 from videotune.console import bar, doing, echo, exactly, quiet
 from videotune.errors import VideotuneError
-from videotune.text import duration, memory_size
+from videotune.text import ONLY_FOR_TOY, duration, memory_size
 
 if TYPE_CHECKING:
     from videotune.commands.train import TrainResult
@@ -298,7 +298,7 @@ def show_training(result: TrainResult) -> None:
     if experts_note:
         echo(experts_note)
     if result.exports and result.is_toy:
-        echo("these files work only with the toy model")
+        echo(ONLY_FOR_TOY)
         echo(
             "the toy draws only moving shapes: with filmed clips it shows how a run goes, "
             "not what a real model learns of them"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from videotune.commands.export_options import check_export
 from videotune.config import resolve, validators
+from videotune.console import doing
 from videotune.errors import VideotuneError
 from videotune.exporter.formats import Exported
 from videotune.job import overrides
@@ -52,6 +53,7 @@ def export(
         resolved = resolved.with_planned({"output_dtype": output_dtype})
         validators.refuse_what_does_not_apply(resolved.config, spec)
 
+    doing("writing the files and reading them back")
     exports = export_run(
         run,
         family,

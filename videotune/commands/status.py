@@ -18,15 +18,17 @@ from videotune.files import near_paths
 from videotune.reporter.outcome import (
     FINISHED_STATES,
     RUNNING_STATES,
+    reason_without_verdict,
     recommended_checkpoint,
     status,
 )
 from videotune.reporter.previews import step_in
 from videotune.reporter.progress import progress
-from videotune.reporter.read import read_run
+from videotune.reporter.read import mapping, number, read_run
 from videotune.reporter.restarts import Restart, restarts_of
 from videotune.runs.rank_figures import RankFigures, find_stragglers, ranks_in
 from videotune.runs.run_life import life
+from videotune.text import plain
 
 MAX_DEPTH = 4
 """Levels of folders that are searched for runs."""
@@ -94,6 +96,14 @@ class RunOverview:
     ranks: Sequence[RankFigures] = ()
     """What each process needs for a step; empty for a run of one process."""
 
+    activity: str = ""
+    """What a running run does while it takes no step, such as "encoding clips 3 of 20";
+    empty while it trains.
+    """
+
+    no_verdict: str = ""
+    """Why there is no verdict; empty if there is one."""
+
     @property
     def next_command(self) -> str:
         """The command that the user runs next."""
@@ -121,6 +131,8 @@ class RunOverview:
             "seconds_left": self.seconds_left,
             "verdict": self.verdict,
             "verdict_parts": self.verdict_parts,
+            "no_verdict": self.no_verdict or None,
+            "activity": self.activity or None,
             "recommended": self.recommended,
             "exports": [str(path) for path, _ in self.exports],
             "restarts": [restart.to_json() for restart in self.restarts],
@@ -191,11 +203,14 @@ def overview(run: Path) -> RunOverview:
     restarts: list[Restart] = []
     is_toy = False
     recommended_why = ""
+    no_verdict = ""
     if any((run / name).is_file() for name in RUN_FILES):
         contents = read_run(run)
         restarts = restarts_of(contents)
         is_toy = contents.is_toy
         _, recommended_why = recommended_checkpoint(contents, contents.last("verdict"))
+        if facts["verdict"] is None:
+            no_verdict = reason_without_verdict(contents)
         if facts["state"] in RUNNING_STATES:
             seconds_left = progress(contents).left
         for record in contents.exports or ():
@@ -220,7 +235,24 @@ def overview(run: Path) -> RunOverview:
         exports=tuple(exports),
         restarts=tuple(restarts),
         ranks=ranks_in(life(run)),
+        activity=_activity(run) if facts["state"] == "running" else "",
+        no_verdict=no_verdict,
     )
+
+
+def _activity(run: Path) -> str:
+    """Return what a running process does, with how far it is; empty while it trains."""
+    beat = mapping(life(run))
+    activity = str(beat["state"] or "")
+    if activity in ("", "training", "ended"):
+        return ""
+    done = mapping(beat["progress"])
+    if number(done["total"]) is None:
+        return activity
+    subject = str(done["what"] or activity)
+    if not subject.startswith(activity):
+        subject = f"{activity} {subject}"
+    return f"{subject} {plain(number(done['done']))} of {plain(number(done['total']))}"
 
 
 def runs_below(folder: Path) -> list[RunOverview]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from videotune.commands.publish import publish
 from videotune.config.notify_addresses import masked_list
-from videotune.console import echo, guard_stderr
+from videotune.console import doing, echo, guard_stderr
 from videotune.data.workers import close_default_workers
 from videotune.distributed import DistributedContext, join, must_run_together
 from videotune.errors import DONE, INTERRUPTED, VideotuneError
@@ -233,6 +233,8 @@ def train_once(
         if resume is None and dist.is_main:
             contact_sheet.cache_pictures(opened.job)
         close_default_workers()  # the scan is done; encoding starts a pool of its own
+        if dist.is_main:
+            doing("preparing the training")
         plan = make_plan(opened.job)
 
         # A resume trains on exactly what was allowed at the start.

@@ -177,8 +177,17 @@ def _parsed_value(text: str, path: Path) -> Any:
         ) from error
     except (ValueError, yaml.YAMLError) as error:
         # Also a number of 5,000 digits, or a date that does not exist.
-        reason = shortened(" ".join(str(error).split()))
+        reason = shortened(_problem(error))
         raise VideotuneError(f"{path} is not valid {format}: {reason}") from error
+
+
+def _problem(error: Exception) -> str:
+    """Return what is wrong in a file, with the line where a YAML parser names it."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        problem = ": ".join(filter(None, [error.context, error.problem]))
+        return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
+    return " ".join(str(error).replace('in "<unicode string>", ', "").split())
 
 
 _QUOTED = re.compile(r"""'[^'\n]*(?:'|$)|"(?:\\.|[^"\\\n])*+(?:"|$)""", re.MULTILINE)

@@ -47,7 +47,7 @@ from videotune.data.object_store import is_object_url
 from videotune.data.packed_rows import return_free_memory
 from videotune.data.packed_texts import PackedPaths, TextNumbers
 from videotune.data.preparation import prepare_candidates
-from videotune.data.remarks import codes_of
+from videotune.data.remarks import Urgent, codes_of
 from videotune.data.window_table import (
     WindowTable,
     most_expensive_first,
@@ -99,7 +99,7 @@ def scan(
         if remember_for is not None and not may_be_remembered(candidate, remember_for):
             remember_for = None
 
-    notes += index.notes
+    notes += map(Urgent, index.notes)
     if index.notes:
         # They are about this scan, and would be repeated at each later start.
         remember_for = None

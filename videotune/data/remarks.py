@@ -52,6 +52,29 @@ RemarkCode = Literal[
 ]
 """What a remark is about."""
 
+SERIOUS: tuple[RemarkCode, ...] = (
+    "numbered_stills",
+    "caption_lines",
+    "slow_clips",
+    "unfilled_count",
+    "single_frames",
+    "captions_alike",
+    "unused_masks",
+    "unused_references",
+    "sound_dropped",
+    "none_held_out",
+    "few_held_out",
+    "shared_sources",
+    "few_validations",
+    "caption_reading",
+)
+"""Notes on a dataset by which something else is trained or measured than its owner may
+think, the most serious first.
+"""
+
+SHOWN = 2
+"""Notes that are shown where there is no room for all, at least."""
+
 
 class Remark(str):
     """A warning or note on clips. It is a text everywhere."""
@@ -71,6 +94,14 @@ class Remark(str):
         return self.code, str(self)
 
 
+class Urgent(str):
+    """A note that asks for a decision like those of ``SERIOUS``, on a setting, so that it
+    has no code of a remark on clips.
+    """
+
+    __slots__ = ()
+
+
 def code_of(line: str) -> str:
     """Return what a line is about; empty for one that only says what is done."""
     return line.code if isinstance(line, Remark) else ""
@@ -79,6 +110,36 @@ def code_of(line: str) -> str:
 def codes_of(lines: Iterable[str]) -> list[str]:
     """Return the code of each line."""
     return [code_of(line) for line in lines]
+
+
+def most_serious_first(lines: Iterable[str]) -> list[str]:
+    """Return notes once each: those that ask for a decision, other remarks, and then
+    lines that only say what is done.
+    """
+    return sorted(dict.fromkeys(lines), key=_rank)
+
+
+def shown_first(lines: Sequence[str]) -> list[str]:
+    """Return the notes that are shown where there is no room for all: each that asks for
+    a decision, and at least ``SHOWN`` in all.
+    """
+    ordered = most_serious_first(lines)
+    serious = sum(_rank(line) < _ORDINARY for line in ordered)
+    return ordered[: max(SHOWN, serious)]
+
+
+_ORDINARY = len(SERIOUS) + 1
+"""The rank of a remark that asks for nothing."""
+
+
+def _rank(line: str) -> int:
+    """Return the place of a note in the order of what it asks of its reader."""
+    if isinstance(line, Urgent):
+        return 0
+    code = code_of(line)
+    if code in SERIOUS:
+        return 1 + SERIOUS.index(cast(RemarkCode, code))
+    return _ORDINARY if code else _ORDINARY + 1
 
 
 def with_codes(lines: Sequence[str], codes: Sequence[str]) -> list[str]:

@@ -25,6 +25,7 @@ from videotune.data.library import Library
 from videotune.data.media_index import INDEX_NAME
 from videotune.data.object_files import set_bound
 from videotune.data.object_store import is_object_url, parse_url
+from videotune.data.remarks import most_serious_first
 from videotune.data.remote_cache_files import index_on_store
 from videotune.data.window_table import WindowTable
 from videotune.errors import DoesNotFit, VideotuneError
@@ -311,7 +312,7 @@ def open_job(
         schedule=schedule,
         steps=steps,
         cache=cache,
-        notes=tuple(notes),
+        notes=tuple(most_serious_first(notes)),
         processes=processes,
     )
 

@@ -10,7 +10,7 @@ from videotune.config.applies import Facts, unused
 from videotune.config.resolve import Resolved
 from videotune.config.schema import Config
 from videotune.data.library import Library
-from videotune.data.remarks import Remark
+from videotune.data.remarks import Remark, Urgent
 from videotune.data.window_table import WindowTable
 from videotune.latent_cache.exposure import views_of_clips
 from videotune.latent_cache.sampler import Schedule, entry_views
@@ -34,13 +34,12 @@ def sizes_as_read(resolved: Resolved) -> list[str]:
     for dataset in resolved.config.datasets:
         resolutions += _as_list(dataset.resolution)
 
-    notes = []
+    notes: list[str] = []
     for resolution in dict.fromkeys(str(item) for item in resolutions):
         height, _, width = resolution.partition("x")
         if width and height != width:
-            notes.append(
-                f"resolution {resolution} is read as {height} high, {width} wide"
-            )
+            text = f"resolution {resolution} is read as {height} high, {width} wide"
+            notes.append(Urgent(text))
     return notes
 
 
@@ -64,17 +63,17 @@ def epoch_notes(
     training = int(views[is_training].sum())
     share = (total - training) / total if total else 0.0
 
-    notes = []
+    notes: list[str] = []
     if share > 0.5:
-        notes.append(
-            f"regularization takes {share:.0%} of the samples: give the training clips repeats"
-        )
+        text = f"regularization takes {share:.0%} of the samples: give the training clips repeats"
+        notes.append(Urgent(text))
     unseen = int((views[is_training] == 0).sum())
     if unseen:
         clips = counted_are(unseen, "training clip")
-        notes.append(
+        text = (
             f"{clips} never shown: {counted_are(steps, 'step')} too few. Set more steps"
         )
+        notes.append(Urgent(text))
     return notes
 
 
@@ -99,10 +98,11 @@ def unused_keys(
         samples_per_step: samples of the largest step.
     """
     facts = facts_of(resolved.config, library, spec, samples_per_step)
-    notes = []
+    notes: list[str] = []
     for key, condition in unused(facts).items():
         if resolved.origins[key] == "user":
-            notes.append(f"{key} is unused: {condition.otherwise}")
+            text = f"{key} is unused: {condition.otherwise}"
+            notes.append(Urgent(text))
     return notes
 
 
@@ -135,10 +135,12 @@ def warmup_note(config: Config, steps: int) -> list[str]:
     warmup_steps = config.warmup_steps
     if warmup_steps is None or warmup_steps <= steps:
         return []
-    return [
+    text = (
         f"warmup_steps {warmup_steps}: the run ends at step {steps}, when the learning rate has "
         f"reached {steps / warmup_steps:.0%} of its peak"
-    ]
+    )
+    notes: list[str] = [Urgent(text)]
+    return notes
 
 
 def caption_reading_notes(spec: ModelSpec) -> list[str]:
@@ -166,7 +168,7 @@ def unweighted_notes(config: Config) -> list[str]:
 
 def interval_notes(config: Config, steps_between: Mapping[str, int]) -> list[str]:
     """Return a note for each interval in epochs, with its steps."""
-    notes = []
+    notes: list[str] = []
     for key, count in steps_between.items():
         epochs = getattr(config, f"{key}_epochs")
         notes.append(f"{key}_epochs {epochs:g}: {key} = {count}")

@@ -128,6 +128,16 @@ def own_files(config: Config, spec: ModelSpec) -> dict[str, Path]:
     return _transformer_files(config, spec) | _other_files(config, spec)
 
 
+def comfyui_reads_otherwise(name: str) -> bool:
+    """Whether ComfyUI reads captions of a published base model differently from
+    diffusers, by the configs that come with videotune.
+    """
+    folder = published(name)
+    if folder is None:
+        return False
+    return spec_for(None, BasePlace(name, folder)).authors_read_otherwise
+
+
 def has_weights_here(base: BasePlace) -> bool:
     """Whether the weights of a base model are on this machine."""
     if not (base.folder / "model_index.json").is_file():

@@ -99,7 +99,7 @@ def fetch(
 
 
 class HubUnreached(VideotuneError):
-    """The Hub cannot be reached, or has an internal error."""
+    """The Hub cannot be reached or may not be asked, or has an internal error."""
 
 
 @contextmanager
@@ -145,7 +145,7 @@ def describe_download(name: str) -> Download:
             reached.
     """
     if offline():
-        raise VideotuneError(f"base_model_name: {name}: {_FORBIDDEN}")
+        raise HubUnreached(f"base_model_name: {name}: {_FORBIDDEN}")
     with _hub_errors(name), _bars(False):
         info, patterns = _list_files(name, weights=True, replaced_parts=())
         return _describe(name, info, patterns)
@@ -355,6 +355,15 @@ def cached(
             f"{model_files.some(absent)}; and {why}. {remedy}"
         )
     return folder
+
+
+def is_complete_here(name: str) -> bool:
+    """Return whether the Hub's cache has a model with its weights; no network is used."""
+    try:
+        cached(name, weights=True)
+    except VideotuneError:
+        return False
+    return True
 
 
 def _near(name: str) -> str:

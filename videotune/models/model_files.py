@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from videotune.bounds import MODEL_FILE_BYTES, MODEL_FILE_DEPTH, read_limited
-from videotune.errors import VideotuneError, printable
+from videotune.console import for_stderr
+from videotune.errors import VideotuneError
 from videotune.files import read_json, walk_json
 
 _SIZES = "dim|width|height|size|channels|frames|position_embeddings|seq_len|d_model|d_ff|d_kv"
@@ -212,7 +213,7 @@ class Header:
 
 def note(text: str) -> None:
     """Tell the user, beside what a command prints as its result."""
-    print(printable(text), file=sys.stderr)
+    print(for_stderr(text), file=sys.stderr)
 
 
 def model_parts(index: Mapping[str, Any]) -> dict[str, tuple[str, str]]:

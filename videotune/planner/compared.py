@@ -24,6 +24,7 @@ from videotune.memory.checkpointing import (
 from videotune.planner import memory
 from videotune.planner.fit import (
     Fit,
+    Verdict,
     implied_constraints,
     pass_samples,
     process_share,
@@ -47,11 +48,19 @@ class Way:
     training: Need
     seconds: float | None
     """Of a step; None if the card has no known rates."""
-    fits: bool
+    verdict: Verdict | None
+    """None: no card is named."""
     blocks: int
     """Blocks of the denoiser."""
     is_compiled: bool = False
     matmul_dtype: str = "auto"
+    is_chosen: bool = False
+    """Whether the run would train so."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the card has room for it, however tight."""
+        return self.verdict != "does not fit"
 
     def to_json(self) -> dict[str, Any]:
         """Return the settings of the way, what it needs, and its seconds."""
@@ -69,6 +78,8 @@ class Way:
             "blocks": self.blocks,
             "need_bytes": self.training.needed,
             "fits": self.fits,
+            "verdict": self.verdict,
+            "is_chosen": self.is_chosen,
             "seconds_a_step": self.seconds and round(self.seconds, 4),
             "is_another_base": self.matmul_dtype != "auto",
         }
@@ -77,8 +88,9 @@ class Way:
 def compared_ways(job: Job, result: Fit, dtype: str) -> list[dict[str, Any]]:
     """Return the ways of computing the step, the fastest of those that fit first.
 
-    Of each kind of checkpointing it is the fastest that fits the card, or the smallest
-    if none does. The fastest of all is compared with compiled blocks too, and with
+    Of each kind of checkpointing it is the fastest that fits the card, or the fastest of
+    those that are tight, or the smallest. The way that the run would take is marked, and
+    added if it is none of these. The fastest of all is compared with compiled blocks too, and with
     products in eight bits, which are never chosen: they change the base model.
 
     Args:
@@ -86,9 +98,43 @@ def compared_ways(job: Job, result: Fit, dtype: str) -> list[dict[str, Any]]:
         result: Its fit to a card.
         dtype: The dtype of the training.
     """
-    ways = list(_ways(job, result, dtype))
+    ways = _with_chosen(job, list(_ways(job, result, dtype)), result, dtype)
     ways += _way_in_eight_bits(job, result, dtype)
     return [way.to_json() for way in sorted(ways, key=_order)]
+
+
+def _with_chosen(job: Job, ways: list[Way], result: Fit, dtype: str) -> list[Way]:
+    """Return the ways with that of the run marked, or added and marked."""
+    training = result.training
+    # "auto" compiles only after a trial on the card, which a plan does not have.
+    is_compiled = job.config.compile is True
+    marked = []
+    for way in ways:
+        is_chosen = (
+            way.training.choice == training.choice and way.is_compiled == is_compiled
+        )
+        marked.append(replace(way, is_chosen=is_chosen))
+    if any(way.is_chosen for way in marked):
+        return marked
+
+    chosen = Way(
+        training,
+        _seconds(job, step_spec_in_parts(job, dtype), training, result, dtype),
+        _verdict(training, result),
+        ways[0].blocks,
+        is_compiled=is_compiled,
+        is_chosen=True,
+    )
+    return [*marked, chosen]
+
+
+def _verdict(training: Need, result: Fit) -> Verdict | None:
+    """Return whether the card has room for a way, by the rule of the whole plan."""
+    if result.vram is None:
+        return None
+    if training.needed > result.vram:
+        return "does not fit"
+    return "fits" if training.needed <= result.vram - result.spare else "tight"
 
 
 def _way_in_eight_bits(job: Job, result: Fit, dtype: str) -> list[Way]:
@@ -103,8 +149,11 @@ def _way_in_eight_bits(job: Job, result: Fit, dtype: str) -> list[Way]:
     return [replace(min(ways, key=_order), matmul_dtype=EIGHT_BITS)]
 
 
-def _order(way: Way) -> tuple[bool, float, int]:
-    return (not way.fits, way.seconds or 0.0, way.training.needed)
+_ORDER = (None, "fits", "tight", "does not fit")
+
+
+def _order(way: Way) -> tuple[int, float, int]:
+    return (_ORDER.index(way.verdict), way.seconds or 0.0, way.training.needed)
 
 
 def _ways(job: Job, result: Fit, dtype: str) -> Iterator[Way]:
@@ -118,16 +167,17 @@ def _ways(job: Job, result: Fit, dtype: str) -> Iterator[Way]:
         training = _fastest(job, spec, mode, result)
         if training is None:
             continue
-        fits = result.vram is None or training.needed <= result.vram
         seconds = _seconds(job, whole_spec, training, result, dtype)
-        ways.append(Way(training, seconds, fits, len(spec.blocks)))
+        verdict = _verdict(training, result)
+        ways.append(Way(training, seconds, verdict, len(spec.blocks)))
     yield from ways
 
     if cannot_compile(job.config) is None:
         fastest = min(ways, key=_order)
         compiled = memory.compiled(fastest.training)
         seconds = _seconds(job, whole_spec, compiled, result, dtype)
-        yield replace(fastest, training=compiled, seconds=seconds, is_compiled=True)
+        verdict = _verdict(compiled, result)
+        yield Way(compiled, seconds, verdict, fastest.blocks, is_compiled=True)
 
 
 def _fastest(job: Job, spec: StepSpec, mode: str, result: Fit) -> Need | None:
@@ -142,9 +192,14 @@ def _fastest(job: Job, spec: StepSpec, mode: str, result: Fit) -> Need | None:
         return None
     if not memory.choices(spec, batch, constraints):
         return None
-    limit = result.vram if result.vram is not None else 1 << 60
-    fastest = memory.fastest(spec, batch, constraints, limit, result.card or USUAL)
-    return fastest or memory.smallest(spec, batch, constraints)
+    card = result.card or USUAL
+    if result.vram is None:
+        return memory.fastest(spec, batch, constraints, 1 << 60, card)
+    for limit in (result.vram - result.spare, result.vram):
+        fastest = memory.fastest(spec, batch, constraints, limit, card)
+        if fastest is not None:
+            return fastest
+    return memory.smallest(spec, batch, constraints)
 
 
 def _seconds(

@@ -12,7 +12,7 @@ from videotune.config import schema
 from videotune.config.base_models import download_size
 from videotune.config.sections import Condition
 from videotune.data.dataset import totals
-from videotune.data.remarks import codes_of
+from videotune.data.remarks import codes_of, most_serious_first
 from videotune.exporter.formats import check_formats
 from videotune.job.experts import trained
 from videotune.job.job import Job
@@ -38,7 +38,7 @@ def make_plan(job: Job, targets: Sequence[int] = exposure.TARGETS) -> dict[str, 
     config = job.config
     refuse_what_fails(config)
     adapter = adapter_size(job)
-    notes = [*job.notes, *notes_on_validations(job)]
+    notes = most_serious_first([*job.notes, *notes_on_validations(job)])
     views = job.exposure(job.steps).to_json(config.learning_rate)
     return {
         # of memory and time: planner/fit.py fills them

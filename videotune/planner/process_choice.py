@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from videotune.config.context_checks import faults_of_context, faults_of_context_in
 from videotune.config.resolve import Resolved
+from videotune.console import without_bars
 from videotune.job.context_checks import (
     fault_of_parts,
     groups_of,
@@ -71,7 +72,8 @@ def shared_job(
         ]
         if gpus_a_machine % parts or faults:
             continue
-        job = open_job(shared, spec, base, processes=target.gpus // parts)
+        with without_bars():  # the clips are read again, from the index
+            job = open_job(shared, spec, base, processes=target.gpus // parts)
         if fault_of_parts(job) is None:
             jobs.append(job)
     return _best(jobs, target)

@@ -4,7 +4,7 @@ import difflib
 import json
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,11 @@ PRIOR = (
     "so that others of the kind stay as they are"
 )
 
+AUTHORS = (
+    "captions are read as the model's authors and ComfyUI read them; diffusers' pipeline "
+    'reads them differently: for a result for diffusers only, set "diffusers"'
+)
+
 
 @cache
 def recipes() -> dict[str, dict[str, Any]]:
@@ -61,6 +66,11 @@ def recipe(purpose: str) -> dict[str, Any]:
 
 def models() -> dict[str, list[str]]:
     """Return the presets of each model, those for small cards first."""
+    return {model: list(presets) for model, presets in _models().items()}
+
+
+@cache
+def _models() -> Mapping[str, Sequence[str]]:
     names = sorted(
         shipped.preset_names(), key=lambda name: shipped.preset_card(name) or 0
     )
@@ -184,6 +194,17 @@ def _near_models(text: str) -> list[str]:
     return list(dict.fromkeys(model_by_spelling[spelling] for spelling in near))[:3]
 
 
+def motion_notes(presets: Iterable[str]) -> list[str]:
+    """Return for each preset that changes the speed of motion what it does to it."""
+    notes = []
+    for preset in presets:
+        reason = shipped.preset_reasons(preset).get("video_config.target_fps")
+        rate = shipped.read_preset(preset).get("video_config", {}).get("target_fps")
+        if reason and rate:
+            notes.append(f"{preset} trains {rate:g} frames a second: {reason}")
+    return notes
+
+
 def presets_of(model: str) -> list[str]:
     """Return the presets of a model or preset that ``find_model`` returned."""
     return models().get(model, [model])
@@ -225,6 +246,8 @@ def config_of(
     prior: str | None = None,
     card: int | None = None,
     card_name: str = "",
+    *,
+    reads_as_authors: bool = False,
 ) -> str:
     """Return a config as YAML, with the reason and source of each value as comments.
 
@@ -237,6 +260,7 @@ def config_of(
         prior: Clips for which the base model's predictions are preserved.
         card: Memory of the card in GB, if it is known.
         card_name: The card's name, if it is known.
+        reads_as_authors: Read captions as ComfyUI does, where that differs.
 
     Raises:
         VideotuneError: The purpose is unknown.
@@ -247,13 +271,12 @@ def config_of(
         "epochs": EPOCHS,
         "datasets": chosen["advice"],
         "prior_preservation": PRIOR,
+        "text_encoder.convention": AUTHORS,
     }
     for key, (_, reason, source) in recipe_keys.items():
         reasons[key] = f"{reason} ({source})" if source else reason
 
-    dataset = {"path": data}
-    if trigger:
-        dataset["trigger"] = trigger
+    dataset = {"path": data} | ({"trigger": trigger} if trigger else {})
     keys: dict[str, Any] = {"datasets": [dataset]}
     if prior:
         keys["prior_preservation"] = prior
@@ -264,6 +287,8 @@ def config_of(
     keys = merge(keys, unflatten(values))
     is_small = clips < SMALL
     keys["epochs"] = chosen["small" if is_small else "large"]
+    if reads_as_authors:
+        keys = merge(keys, {"text_encoder": {"convention": "authors"}})
     keys, reasons = _fit_card(keys, reasons, preset, card)
     keys, reasons = _fit_intervals(keys, reasons, clips, preset_steps)
 

@@ -3,6 +3,8 @@
 import difflib
 import re
 from collections.abc import Mapping
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +13,28 @@ from videotune.files import read_json
 
 PRESETS = Path(__file__).parent
 
+DESCRIPTIONS = ("about", "why")
+"""Entries of a preset that are no keys of a config."""
+
 
 def preset_names() -> list[str]:
     """Return the names of the presets that come with the package."""
-    return sorted(path.stem for path in PRESETS.glob("*.json"))
+    return list(_names())
+
+
+@cache
+def _names() -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in PRESETS.glob("*.json")))
 
 
 def read_preset(name: str) -> dict[str, Any]:
     """Return the keys of a preset, by its name as ``preset_named`` takes it."""
-    keys = _preset(preset_named(name))
-    for description in ("about", "why"):
-        keys.pop(description, None)
-    return keys
+    contents = _preset(preset_named(name))
+    keys = {key: value for key, value in contents.items() if key not in DESCRIPTIONS}
+    return deepcopy(keys)
 
 
+@cache
 def preset_named(name: str) -> str:
     """Return a preset's full name.
 
@@ -105,5 +115,8 @@ def preset_reasons(name: str) -> dict[str, str]:
     return dict(_preset(preset_named(name)).get("why", {}))
 
 
-def _preset(full_name: str) -> dict[str, Any]:
-    return dict(read_json(PRESETS / f"{full_name}.json"))
+@cache
+def _preset(full_name: str) -> Mapping[str, Any]:
+    """Return the contents of a preset's file, which is read once."""
+    contents: Mapping[str, Any] = read_json(PRESETS / f"{full_name}.json")
+    return contents

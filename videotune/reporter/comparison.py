@@ -12,6 +12,7 @@ from videotune.reporter import charts, inventory, outcome
 from videotune.reporter.build import render, summary
 from videotune.reporter.previews import MAX_ROWS, link_in, sample_rows
 from videotune.reporter.privacy import shareable
+from videotune.reporter.progress import progress
 from videotune.reporter.read import Record, Run, number, points, read_run
 from videotune.reporter.setting_cells import folder_names, setting_cells
 from videotune.sampling.picture_faults import describe_faults, describe_sound
@@ -207,10 +208,30 @@ def _comparison_row(
         "verdict": (verdict["latest"] or {}).get("verdict") or "none",
         "recommended": verdict["step"],
         "held_out": held_out or None,
+        "training": _training_error(run, verdict["step"]),
+        "loss": _mean_error(run),
         "held_out_parts": _errors_by_part(run, verdict["step"]),
         "minutes": minutes,
         "rank": (error is None, error or 0.0),
     }
+
+
+def _training_error(run: Run, step: int | None) -> str | None:
+    """Return the error on training clips at the recommended step, or the last one that
+    was measured, as a share of the base model's; None if it was not measured.
+    """
+    errors = dict(points(run.validations, "train", "normalised"))
+    if not errors:
+        return None
+    measured = step if step in errors else max(errors)
+    cell = text.plain(errors[measured])
+    return cell if measured == step else f"{cell} at step {text.plain(measured)}"
+
+
+def _mean_error(run: Run) -> str | None:
+    """Return the mean error of a run's last steps; None before the first."""
+    loss = progress(run).loss
+    return None if loss is None else text.plain(loss)
 
 
 def _errors_by_part(run: Run, step: int | None) -> str:

@@ -168,14 +168,27 @@ def _status_before_run(run: Path) -> dict[str, Any]:
     }
 
 
+def reason_without_verdict(run: Run) -> str:
+    """Return why a run has no verdict."""
+    latest = run.last("verdict")
+    if latest["reason"]:
+        return str(latest["reason"])
+    return _absent_verdict(run).rstrip(".")
+
+
+def _absent_verdict(run: Run) -> str:
+    """Return why no verdict was ever written."""
+    key = "" if run.validations else "validate_every"
+    return run.absent("a verdict, which takes three validations", key)
+
+
 def verdict(run: Run) -> dict[str, Any]:
     """Return the chapter of the verdict and the recommended checkpoint."""
     latest = run.last("verdict")
     step, why = recommended_checkpoint(run, latest)
     absent = ""
     if not latest:
-        key = "" if run.validations else "validate_every"
-        absent = run.absent("a verdict, which takes three validations", key)
+        absent = _absent_verdict(run)
 
     exported_files = []
     for entry in run.exports or ():
