@@ -316,7 +316,7 @@ def work(
         if dist.is_main:
             result = finish(trainer, why)
         else:
-            result = TrainResult(run, why, trainer.journal.history.last)
+            result = TrainResult(run, why, trainer.last_step)
         dist.barrier()
     finally:
         if trainer.trackers is not None:
@@ -336,7 +336,7 @@ def follow(trainer: Trainer, followers: Followers) -> None:
     journal = trainer.journal
 
     def warn(text: str) -> None:
-        journal.warn(journal.history.last, text)
+        journal.warn(trainer.last_step, text)
 
     followers.notifier.begin(journal.history.events)
     followers.notifier.warn = warn
@@ -363,10 +363,10 @@ def explained_loop(trainer: Trainer) -> str:
         if trainer.dist.size > 1:
             rescue = saving.rescue_message(trainer.run)
         else:
-            rescue = saving.save_before_error(trainer, trainer.journal.history.last)
+            rescue = saving.save_before_error(trainer, trainer.last_step)
         raise VideotuneError(f"{error} {rescue}") from error
     except NotFinite as error:
-        last_good_step = trainer.journal.history.last - trainer.skipped_in_a_row
+        last_good_step = trainer.last_step - trainer.skipped_in_a_row
         if trainer.job.config.optimizer.step_in_backward:
             # Tensors whose own gradient was finite were updated in those steps.
             rescue = saving.rescue_message(trainer.run)
@@ -427,7 +427,7 @@ def push(trainer: Trainer, repo: str) -> None:
         echo(f"pushed to {result['url']}")
     except VideotuneError as error:
         trainer.journal.warn(
-            trainer.journal.history.last,
+            trainer.last_step,
             f"{error} The run is done. Upload it again with: "
             f"videotune publish {trainer.run} --repo {repo}",
         )

@@ -77,8 +77,8 @@ def to_overrides(
     """Join a config and the keywords of a command.
 
     Args:
-        config: the config, or overrides that are complete already.
-        keywords: further fields of ``Overrides``.
+        config: the config, or overrides.
+        keywords: fields of ``Overrides``, which replace those of overrides.
         allow_skips: how many clips may be skipped. Clips without a caption are then
             skipped like others, unless missing_caption is set.
 
@@ -87,7 +87,7 @@ def to_overrides(
     """
     check_allow_skips(allow_skips)
     if isinstance(config, Overrides):
-        overrides = config
+        overrides = replace(config, **keywords)
     else:
         source = Path(config) if isinstance(config, str) else config
         overrides = Overrides(config=source, **keywords)

@@ -149,9 +149,7 @@ class BatchSource:
         if set(filter(self.spec.is_in_place, types)) == {"first_frame"}:
             return latents
         x0 = latents.mean.clone()
-        if latents.start is not None and "first_frame" in types:
-            x0[:, :1] = latents.start
-        known = reader.write_conditioning_cells(x0, sample, encoded)
+        known = reader.write_conditioning_cells(x0, sample, encoded, latents.start)
         return replace(latents, mean=x0, known=known)
 
     def conditioning_modality(self, window: Window) -> LatentDistribution:

@@ -97,7 +97,7 @@ def train_loop(trainer: Trainer) -> str:
         trainer.heartbeat.set("training", trainer.first_step - 1)
         try:
             return _train_to_the_end(trainer, DelayedJournal(trainer, progress))
-        except RuntimeError as error:
+        except (RuntimeError, ProcessLost) as error:
             if not is_lost_connection(error):
                 raise
             # The last record may wait for a sum that never arrives, so it is not

@@ -43,6 +43,7 @@ def restore(trainer: Trainer, opened: OpenedRun, branch: bool) -> None:
     if checkpoint is not None:
         restore_state(trainer, checkpoint)
     trainer.first_step = step + 1
+    trainer.last_step = step
 
     if trainer.dist.is_main:
         _restore_journal(trainer, opened, branch)

@@ -109,6 +109,7 @@ def build_trainer(
         dist=dist,
         callbacks=tuple(callbacks),
         first_step=first,
+        last_step=first - 1,
     )
     return notify_built(trainer)
 

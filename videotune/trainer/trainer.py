@@ -80,6 +80,10 @@ class Trainer:
     signals: Signals = field(default_factory=Signals)
     first_step: int = 1
     """The first step to do."""
+    last_step: int = 0
+    """The last step that is done and recorded. Each process counts it, because only the
+    main one has a journal.
+    """
     skipped_in_a_row: int = 0
     """Steps that were not finite since the last one that was applied. Those in which only
     float16's loss scale was too large are not counted.
