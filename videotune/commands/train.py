@@ -395,21 +395,22 @@ def export_of(trainer: Trainer, why: str) -> list[Exported]:
     large, so only its last step is exported.
     """
     job = trainer.job
-    recommended = int(recommend_checkpoint(trainer, job.steps)["step"])
+    last_step = trainer.last_step
+    recommended = int(recommend_checkpoint(trainer, last_step)["step"])
     exports_last_only = job.config.training_method == "FINE_TUNE"
 
-    steps = [job.steps]
+    steps = [last_step]
     if job.config.early_stopping is not None:
         steps = [recommended]
-    elif recommended != job.steps and not exports_last_only:
+    elif recommended != last_step and not exports_last_only:
         steps.append(recommended)
 
     exports = []
     for step in steps:
-        # Sharded weights are read from the checkpoint, which all processes have written.
-        reads_checkpoint = step != job.steps or why == "early" or trainer.shard_rows
+        # Of sharded weights this process has its rows only: all are in the checkpoint.
+        is_in_memory = step == last_step and why == "done" and not trainer.shard_rows
         run = trainer.run
-        state = pick(run, step).result() if reads_checkpoint else trainer.result
+        state = trainer.result if is_in_memory else pick(run, step).result()
         warn = partial(trainer.journal.warn, step)
         exports += export_run(run, trainer.family, state, step, job.resolved, tell=warn)
     return exports
@@ -437,19 +438,17 @@ def finish(trainer: Trainer, why: str) -> TrainResult:
     """Export what was trained, end the journal, and write the report."""
     run = trainer.run
     job = trainer.job
+    step = trainer.last_step
     history = trainer.journal.history
-    saving.flush_or_wait(trainer, job.steps if why == "done" else history.last)
+    saving.flush_or_wait(trainer, step)
     for callback in trainer.callbacks:
-        callback.on_end(trainer, history.last)
+        callback.on_end(trainer, step)
 
     exports: Sequence[Exported] = ()
     if why in ("done", "early"):
-        trainer.heartbeat.set("exporting", history.last)
-        exports = saving.with_disk_retry(
-            trainer, job.steps, lambda: export_of(trainer, why)
-        )
+        trainer.heartbeat.set("exporting", step)
+        exports = saving.with_disk_retry(trainer, step, lambda: export_of(trainer, why))
 
-    step = history.last
     memory = peak(job, trainer.peaks)
     seconds = trainer.heartbeat.seconds()
     recommendation = recommend_checkpoint(trainer, step)

@@ -56,10 +56,7 @@ class BatchSource:
     sizes: Mapping[str, tuple[int, int]]
     """(width, height) in pixels of each clip, by id."""
     buckets: tuple[Sequence[Window], ...]
-    """The schedule's buckets, most expensive first.
-
-    A window of a clip with ``repeats`` r is r times in its bucket.
-    """
+    """Windows of the schedule's buckets, in the order of ``Job.buckets``."""
     schedule: Schedule
     objective: Objective
     encode: Callable[[Window, int], LatentDistribution] | None = None

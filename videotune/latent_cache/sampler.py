@@ -34,7 +34,7 @@ from videotune.rng import generator_for
 class Schedule:
     """The buckets and how many samples a step takes of each.
 
-    Bucket 0 is the most expensive; the first step takes it.
+    Bucket 0 is the most expensive of the first phase; the first step takes it.
     """
 
     seed: int
@@ -219,11 +219,13 @@ def times_seen(schedule: Schedule, steps: int) -> list[list[int]]:
     """Return how often each window of each bucket is sampled in ``steps`` steps,
     without going through them.
     """
-    return [counts.tolist() for counts in entry_views(schedule, steps)]
+    return [counts.tolist() for counts in views_by_position(schedule, steps)]
 
 
-def entry_views(schedule: Schedule, steps: int) -> list[NDArray[np.int64]]:
-    """Return what ``times_seen`` does, as arrays."""
+def views_by_position(schedule: Schedule, steps: int) -> list[NDArray[np.int64]]:
+    """Return what ``times_seen`` does, as arrays: for each bucket the views of each of its
+    positions, of which a repeated window has several.
+    """
     counts = []
     for bucket, bucket_steps in enumerate(bucket_steps_until(schedule, steps)):
         windows = schedule.window_counts[bucket]

@@ -33,7 +33,7 @@ from videotune.models.wan_conditions import (
     give_channels,
     with_reference,
 )
-from videotune.models.wan_kinds import clip_numbers, kind_of
+from videotune.models.wan_kinds import clip_vision_numbers, kind_of
 from videotune.types import (
     Batch,
     ClipShape,
@@ -214,8 +214,11 @@ class Wan(DiffusersModel):
             experts=experts,
             timestep_shift=5.0 if is_wan22 else cls.spec.timestep_shift,
             sample_guidance=guidance,
+            # Of every latent frame, none of the first one alone.
             image_channels=(net["in_channels"] - configs.latent_channels, 0),
-            image_numbers=kind.images * clip_numbers(folder) if kind.images else 0,
+            image_numbers=kind.images * clip_vision_numbers(folder)
+            if kind.images
+            else 0,
         )
 
     @classmethod

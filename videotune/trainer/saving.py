@@ -428,6 +428,8 @@ def with_disk_retry(trainer: Trainer, step: int, write: Callable[[], T]) -> T:
             result = write()
             break
         except OSError as error:
+            # Only the main process waits here. The others call ``write`` again at once, and
+            # wait in its first message (``on_each``) until the main one does.
             if trainer.dist.is_main:
                 wait_or_raise(trainer, step, error)
             elif not is_disk_full(error):

@@ -109,7 +109,6 @@ def build_trainer(
         dist=dist,
         callbacks=tuple(callbacks),
         first_step=first,
-        last_step=first - 1,
     )
     return notify_built(trainer)
 

@@ -80,7 +80,7 @@ class Trainer:
     signals: Signals = field(default_factory=Signals)
     first_step: int = 1
     """The first step to do."""
-    last_step: int = 0
+    last_step: int = field(init=False)
     """The last step that is done and recorded. Each process counts it, because only the
     main one has a journal.
     """
@@ -106,6 +106,9 @@ class Trainer:
     """
     views_counted: ViewsCounted = field(default_factory=ViewsCounted)
     """How often each window has been shown, counted as the journal grows."""
+
+    def __post_init__(self) -> None:
+        self.last_step = self.first_step - 1
 
     @property
     def net(self) -> nn.Module:
