@@ -214,7 +214,7 @@ class DistributedContext:
         self, parameters: Sequence[nn.Parameter], *, keep_missing: bool = False
     ) -> None:
         """Replace each gradient by its sum over all processes; a missing one counts as
-        0.
+        0. Called only where there are several.
 
         Args:
             parameters: the same in all processes.

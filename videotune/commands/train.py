@@ -273,7 +273,9 @@ def _tries_again(error: BaseException) -> bool:
 
 
 def _user_request(overrides: Overrides, allow_skips: str | None) -> BegunRun:
-    """Return what the user asked for; URLs with secrets are in a file of their own."""
+    """Return what the user asked for, by which ``begun_by_this_command`` recognises a
+    restart; URLs with secrets are in a file of their own.
+    """
     keys = user_keys(overrides)
     if "notify" in keys:
         keys["notify"] = masked_list(keys["notify"])

@@ -153,7 +153,8 @@ class BatchSource:
         """Return a window's video or sound that is given to a sample of the other modality.
 
         If only sound is learnt it is the whole video, with all cells known; if only video
-        is learnt, the conditions that most samples have, and the clip's sound.
+        is learnt, the conditions that most samples have, and the clip's sound. If both are
+        learnt neither is given, and this is not called.
         """
         if "video" not in self.spec.generates:
             latents = self.plain_latents(window)
@@ -169,7 +170,9 @@ class BatchSource:
         return ConditionReader(self.config, self.spec, self.condition_tensors)
 
     def condition_tensors(self, sample: ConditionSample) -> dict[str, Tensor]:
-        """Return the tensors of what is encoded on its own."""
+        """Return the tensors of a condition or sound that has an entry of its own in the
+        cache, beside the clip's latents.
+        """
         if self.is_encoded_in_step(sample.window, sample.variant):
             assert self.encode_condition is not None, "an encoder is needed"
             with self._encode_lock:
@@ -230,7 +233,7 @@ class BatchSource:
         """
         if not self._keys_fit_memory:
             return {}
-        captions = {""}
+        captions = {""}  # of dropped captions, and of guidance
         if not self.text_in_step:
             for clip in self.clips.values():
                 captions.update(clip.captions)

@@ -158,7 +158,7 @@ def bucket_steps_until(schedule: Schedule, steps: int) -> tuple[int, ...]:
     half_intervals, time_per_step = _half_intervals(schedule)
 
     def due(bucket: int, turn: int) -> tuple[int, int]:
-        # Due times as integers: the t-th step of bucket j at (2t + 1)·half_interval_j, of
+        # Its time, and the bucket, which decides between equal times. Times as integers: the t-th step of bucket j at (2t + 1)·half_interval_j, of
         # bucket 0 at 2t·half_interval_0.
         offset = 1 if bucket > 0 else 0
         return (2 * turn + offset) * half_intervals[bucket], bucket
@@ -168,7 +168,7 @@ def bucket_steps_until(schedule: Schedule, steps: int) -> tuple[int, ...]:
     now = int(steps * time_per_step)
     counts = []
     for bucket, half_interval in enumerate(half_intervals):
-        # t with (2t + offset)·half_interval <= now
+        # The turns t = 0, 1 … with (2t + offset)·half_interval <= now.
         offset = 1 if bucket > 0 else 0
         counts.append(max(0, (now // half_interval - offset) // 2 + 1))
     buckets = range(len(counts))

@@ -256,6 +256,8 @@ class ExpertLoader:
         self._has_reported = True
         net = self._open(is_first=is_first, name=name)
 
+        # An adapter is injected again each time. When the expert is loaded again, its
+        # parameters are replaced by the trained ones.
         parameters: Parameters = {}
         if name in self._trained_experts:
             parameters = attach(net, self._family.spec, self._config)

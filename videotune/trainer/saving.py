@@ -406,6 +406,7 @@ def wait_or_raise(trainer: Trainer, step: int, error: OSError) -> None:
 
     until = time.monotonic() + TRY_AGAIN
     while time.monotonic() < until:
+        # A request from before the pause has led to this save, so it does not end it.
         stopped_since = trainer.signals.stop and trainer.signals.at >= trainer.paused_at
         if stopped_since or "stop" in poll_control(trainer.run):
             is_saved = is_kept(trainer.run, step, "backup")

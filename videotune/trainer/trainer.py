@@ -43,11 +43,11 @@ class PendingSave:
     step: int
     begun: float
     write: Callable[[], Checkpoint]
-    """Writes the checkpoint in the caller's thread."""
+    """Writes the checkpoint, in whichever thread calls it."""
     written: Future[Checkpoint] | None = None
-    """The result of a thread that writes a copy in host memory.
+    """The result of the thread that calls ``write``, on a copy in host memory.
 
-    None: no thread writes.
+    None: no thread does; ``finish_pending_save`` calls it.
     """
     is_shared: bool = False
     """Whether the processes write it together, each its rows."""
@@ -209,12 +209,13 @@ class Trainer:
         """Let the network compute with the average of its weights, if the run has one,
         and restore it bit for bit.
         """
+        # The stack undoes in reverse: first the average is taken out of what the optimizer
+        # holds, then the network gets the masters again.
         with ExitStack() as stack:
             for trainable in self.pool.trainables.values():
                 if trainable.ema is None:
                     continue
                 if trainable.masters:
-                    # Called last, when ``in_place`` has restored the masters.
                     stack.callback(trainable.masters.masters_to_model)
                 stack.enter_context(trainable.ema.in_place())
                 if trainable.masters:
@@ -327,4 +328,6 @@ def count_due(every: int, last: int, after: int = -1) -> int:
     """
     if every <= 0 or after >= last:
         return 0
-    return last // every - after // every + bool(last % every)
+    multiples_of_every = last // every - after // every
+    is_last_between = last % every != 0
+    return multiples_of_every + is_last_between
