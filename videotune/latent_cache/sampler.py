@@ -158,7 +158,8 @@ def bucket_steps_until(schedule: Schedule, steps: int) -> tuple[int, ...]:
     half_intervals, time_per_step = _half_intervals(schedule)
 
     def due(bucket: int, turn: int) -> tuple[int, int]:
-        # Its time, and the bucket, which decides between equal times. Times as integers: the t-th step of bucket j at (2t + 1)·half_interval_j, of
+        # Its time, and the bucket, which decides between equal times. As integers, the
+        # t-th step of bucket j is due at (2t + 1)·half_interval_j, of
         # bucket 0 at 2t·half_interval_0.
         offset = 1 if bucket > 0 else 0
         return (2 * turn + offset) * half_intervals[bucket], bucket
