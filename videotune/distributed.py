@@ -25,7 +25,13 @@ from torch import Tensor, nn
 from videotune.config.schema import Config
 from videotune.errors import VideotuneError
 from videotune.memory.accelerator import local_device
-from videotune.process_watch import ProcessWatch, is_lost_connection, watched_store
+from videotune.process_watch import (
+    ProcessLost,
+    ProcessWatch,
+    is_lost_connection,
+    lost_message,
+    watched_store,
+)
 
 T = TypeVar("T")
 
@@ -36,7 +42,9 @@ A process that dies, freezes or is cut off ends all of them sooner (``ProcessWat
 """
 
 SHORT_PATIENCE = timedelta(minutes=15)
-"""Time that a process that failed in a common step waits to hear from the others."""
+"""Time that a process waits, at the end of what all run together, to hear whether the
+others failed: one that failed comes there while the others wait for it in the network.
+"""
 
 BUFFER_NUMBERS = 1 << 26
 """Maximum numbers that are copied into one buffer and summed in one message."""
@@ -163,8 +171,9 @@ class DistributedContext:
         An error that all of them raise is raised as it is.
 
         Raises:
-            RankMismatch: Only some raised one. The others may wait for them for ever,
-                so all must end.
+            RankMismatch: Only some raised one, so all must end.
+            ProcessLost: Others are gone, or wait within the block for this one, which
+                has failed.
         """
         error: Exception | None = None
         try:
@@ -178,17 +187,23 @@ class DistributedContext:
             raise error
 
     def _refuse_mismatch(self, error: Exception | None) -> None:
-        """Raise RankMismatch if some processes have an error and others have not."""
+        """Raise RankMismatch if some processes have an error and others have not, and
+        ProcessLost if not all of them answer.
+        """
+        if error is not None and is_lost_connection(error):
+            raise ProcessLost(lost_message(error)) from error
+
         failed: list[Any] = [None] * self.size
         try:
             torch_dist.all_gather_object(
                 failed, error is not None, group=self.cpu_group_impatient
             )
-        except RuntimeError as timeout:
-            cause = error or timeout
-            raise RankMismatch(
-                f"this process failed and the others did not: {cause}"
-            ) from cause
+        except RuntimeError as no_answer:
+            if error is None:
+                raise ProcessLost(lost_message(no_answer)) from no_answer
+            raise ProcessLost(
+                f"this process failed, and the others did not answer: {error}"
+            ) from error
         if any(failed) and not all(failed):
             rank = failed.index(True)
             raise RankMismatch(
@@ -199,7 +214,7 @@ class DistributedContext:
         self, parameters: Sequence[nn.Parameter], *, keep_missing: bool = False
     ) -> None:
         """Replace each gradient by its sum over all processes; a missing one counts as
-        0.
+        0. Called only where there are several.
 
         Args:
             parameters: the same in all processes.

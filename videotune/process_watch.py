@@ -49,7 +49,7 @@ ActivityFn = Callable[[], tuple[str, int]]
 
 
 class ProcessLost(VideotuneError):
-    """A process of the run is gone, so the others cannot go on."""
+    """A process of the run is gone or no longer answers, so this one cannot go on."""
 
 
 def seconds_from(variable: str, otherwise: float) -> float:
@@ -82,6 +82,8 @@ def is_lost_connection(error: BaseException | None) -> bool:
 
 def lost_message(error: BaseException) -> str:
     """Return the sentence for a message between processes that has failed."""
+    if isinstance(error, ProcessLost):
+        return str(error)
     reason = str(error).partition(". This is typically")[0]
     return f"another process of the run is gone; its output says why ({reason})"
 

@@ -88,7 +88,7 @@ class Clip:
     kind: str = "train"
     """One of "train", "validation" (held out) or "regularization"."""
     repeats: int = 1
-    """Entries of the schedule that show it."""
+    """How often each of its windows is in its bucket, so how often an epoch shows it."""
     loss_weight: float = 1.0
     """Factor of its loss."""
     target: str = "clip"

@@ -143,22 +143,24 @@ def is_set_aside(run: Path) -> None:
 
 
 def roll_back(run: Path) -> None:
-    archive_steps(run, 6, History(run).newest)
+    archive_steps(run, 6, History(run).largest_step)
 
 
 def test_what_came_after_lies_in_a_folder_of_its_own(tmp_path: Path) -> None:
     run = made(tmp_path / "run")
     whole = (run / "journal.jsonl").read_bytes()
-    assert archive_steps(run, 6, History(run).newest) == run / "branches" / "1"
+    assert archive_steps(run, 6, History(run).largest_step) == run / "branches" / "1"
     is_set_aside(run)
     assert (run / "branches" / "1" / "journal.jsonl").read_bytes() == whole
     History(run).cut(6)
-    assert archive_steps(run, 6, History(run).newest) is None, "nothing came after"
-    assert archive_steps(run, 3, History(run).newest) == run / "branches" / "2"
+    assert archive_steps(run, 6, History(run).largest_step) is None, (
+        "nothing came after"
+    )
+    assert archive_steps(run, 3, History(run).largest_step) == run / "branches" / "2"
     assert complete(run / "branches" / "2") == [6]
     assert read_json(run / "config.json") == {"what": "config until 9"}
     History(run).cut(3)
-    assert archive_steps(run, 0, History(run).newest) == run / "branches" / "3"
+    assert archive_steps(run, 0, History(run).largest_step) == run / "branches" / "3"
     assert read_json(run / "config.json") == {"what": "config until 3"}
 
 
@@ -167,7 +169,7 @@ def test_an_export_that_lies_elsewhere_is_copied_before_its_name_is_used_again(
 ) -> None:
     run = made(tmp_path / "run")
     (run / "export" / "run-step-12.safetensors").unlink()
-    archive_steps(run, 6, History(run).newest)
+    archive_steps(run, 6, History(run).largest_step)
     assert (
         run / "branches" / "1" / "export" / "run-step-12.safetensors"
     ).read_bytes() == b"12"
@@ -185,7 +187,7 @@ def test_a_disk_that_fails_while_things_are_set_aside_loses_nothing_and_asking_a
 
     def check(broken: Disk) -> None:
         nothing_is_lost(run)
-        archive_steps(run, 6, History(run).newest)
+        archive_steps(run, 6, History(run).largest_step)
         is_set_aside(run)
 
     names = each_fault(lambda: roll_back(run), again, check, ("half",))
@@ -212,7 +214,7 @@ def test_killed_anywhere_in_setting_aside_nothing_is_lost_and_asking_again_finis
                 checkpoint_of(
                     run, None, History(run)
                 )  # a plain resume does not go on as if nothing were missing
-        archive_steps(run, 6, History(run).newest)
+        archive_steps(run, 6, History(run).largest_step)
         is_set_aside(run)
         shutil.rmtree(run)
 

@@ -12,7 +12,7 @@ from videotune.config.resolve import parse
 from videotune.config.schema import Config, leaves
 from videotune.config.suggestions import nearest_key, nearest_value, others
 from videotune.errors import VideotuneError
-from videotune.job.overrides import Overrides, user_keys, with_sets
+from videotune.job.overrides import Overrides, to_overrides, user_keys, with_sets
 
 LETTERS = zip("abcdefgh", "bcdefghi", strict=True)
 BOMB = "a: &a [x, x, x]\n" + "".join(
@@ -216,3 +216,11 @@ def test_a_key_of_the_only_dataset_is_set_by_its_name() -> None:
     ):
         with pytest.raises(VideotuneError):
             with_sets(raw, parse_sets(words))
+
+
+def test_keywords_replace_fields_of_overrides() -> None:
+    """In Python a caller may have overrides already, and change one of their fields."""
+    overrides = Overrides(data="clips", sets=("steps=2",))
+    joined = to_overrides(overrides, {"data": "other", "held_out": "apart"})
+    assert joined == Overrides(data="other", sets=("steps=2",), held_out="apart")
+    assert to_overrides(overrides, {}) == overrides

@@ -21,7 +21,7 @@ from videotune.data.window_table import (
     most_expensive_first,
 )
 from videotune.latent_cache.exposure import exposure, views_of_clips
-from videotune.latent_cache.sampler import Schedule, entry_views, times_seen
+from videotune.latent_cache.sampler import Schedule, times_seen, views_by_position
 from videotune.types import DETERMINISTIC_VARIANT, Clip, ClipShape, Pacing, Window
 
 SHAPES = [
@@ -135,7 +135,7 @@ def test_views_of_arrays_are_those_of_objects(seed: int) -> None:
     sizes = tuple(len(windows) for windows in made.values())
     schedule = Schedule(seed, sizes, (3,) * len(sizes))
     for steps in (0, 1, 17, 400):
-        arrays = entry_views(schedule, steps)
+        arrays = views_by_position(schedule, steps)
         assert [views.tolist() for views in arrays] == times_seen(schedule, steps)
         expected = exposure(times_seen(schedule, steps), list(made.values())).clips
         views = views_of_clips(arrays, list(made.values()), library.columns)

@@ -226,6 +226,20 @@ def test_videos_among_images_come_in_smaller_batches(lab: Lab) -> None:
     assert batches(0.5) == {3: {2}, 1: {4}}
     assert batches(0.1) == {3: {1}, 1: {4}}
     assert batches(1.0) == {3: {4}, 1: {4}}
+
+    def note(multiplier: float, **dataset: int) -> str:
+        settings = {
+            "batch_size": 4,
+            "video_config.video_batch_size_multiplier": multiplier,
+            "datasets": [{"path": str(data), **dataset}],
+        }
+        notes = job_of(in_cache(lab, "own"), settings).notes
+        (mixed,) = [note for note in notes if "images and videos are mixed" in note]
+        return mixed
+
+    assert "takes 4 images or 2 videos" in note(0.5)
+    assert "takes 4 images or 12 videos" in note(3.0)
+    assert "takes 3 images or 3 videos" in note(0.5, batch_size=3)
     alone = job_of(
         lab,
         {"batch_size": 4, "video_config.video_batch_size_multiplier": 0.25},

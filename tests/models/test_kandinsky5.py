@@ -23,7 +23,8 @@ from videotune.diffusion.base_targets import prior_target
 from videotune.diffusion.loss import denoising_loss, objective_for_prediction
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import VideotuneError
-from videotune.latent_cache.conditioning_cells import put_start_images
+from videotune.latent_cache.conditioning_cells import put_conditions
+from videotune.latent_cache.conditions import KNOWN, LATENTS
 from videotune.models.kandinsky5 import CROP, REPAINTED, TEMPLATE
 from videotune.types import ClipShape, SampleRequest
 
@@ -146,11 +147,31 @@ def test_a_first_frame_has_the_latents_of_an_image(family: Any) -> None:
     other = family.encode_video(clip, start_image=image)
     torch.testing.assert_close(other.start, family.encode_video(image).mean)
 
-    x0 = torch.stack([distribution.mean, distribution.mean])
-    types = [frozenset({"first_frame"}), frozenset[str]()]
-    put_start_images(family.spec, x0, [distribution] * 2, types)
-    assert torch.equal(x0[0, :, :1], alone)
-    assert torch.equal(x0[1], distribution.mean)
+    for types in (frozenset({"first_frame"}), frozenset[str]()):
+        x0 = distribution.mean.clone()
+        start = distribution.start
+        known = put_conditions(x0, family.spec, types, 0, {}, start)
+        assert known[0].all() == ("first_frame" in types)
+        assert not known[1:].any()
+        assert torch.equal(x0[:, :1], alone if types else distribution.mean[:, :1])
+        assert torch.equal(x0[:, 1:], distribution.mean[:, 1:])
+
+
+def test_a_start_image_that_would_leave_nothing_to_learn_is_no_target(
+    family: Any,
+) -> None:
+    """All cells would be given, so none is, and the clip's own first frame is learnt."""
+    clip = torch.randn(4, 2, 3, 3)
+    start = torch.randn(4, 1, 3, 3)
+    box = {KNOWN: torch.ones(2, 3, 3), LATENTS: torch.randn(4, 2, 3, 3)}
+    support = family.spec.conditions["first_frame"]
+    spec = replace(family.spec, further_conditions={"mask": support})
+
+    x0 = clip.clone()
+    types = frozenset({"first_frame", "mask"})
+    known = put_conditions(x0, spec, types, 0, {"mask": box}, start)
+    assert not known.any()
+    assert torch.equal(x0, clip)
 
 
 def test_the_cache_keeps_first_frames_of_its_own_kind(tiny_family: Open) -> None:

@@ -408,3 +408,29 @@ def test_rows_that_are_not_exactly_the_tensor_s_are_refused(
     write_index(INDEXES[listing])
     with pytest.raises(ValueError, match="rows of w"):
         merge_shards(tmp_path, "weights", rows)
+
+
+@pytest.mark.parametrize(
+    ("shape", "pieces"),
+    [([], [["a", 0], ["b", 0]]), ([], []), ([], [["c", 0]]), ([3], [["a", 0]])],
+    ids=["twice", "nowhere", "a row instead", "a number instead of rows"],
+)
+def test_a_number_that_the_index_does_not_name_once_is_an_unreadable_checkpoint(
+    shape: list[int], pieces: list[list[object]], tmp_path: Path
+) -> None:
+    for name, value in (("a", torch.tensor(1.0)), ("b", torch.tensor(2.0))):
+        save_file({"w": value}, tmp_path / name)
+    save_file({"w": torch.ones(3)}, tmp_path / "c")
+
+    def write_index(shape: list[int], pieces: list[list[object]]) -> None:
+        index = {
+            "files": ["a", "b", "c"],
+            "tensors": {"w": {"shape": shape, "rows": pieces}},
+        }
+        (tmp_path / "optimizer.index.json").write_text(json.dumps(index))
+
+    write_index([], [["b", 0]])
+    assert merge_shards(tmp_path, "optimizer", {})["w"] == 2.0
+    write_index(shape, pieces)
+    with pytest.raises(ValueError, match=r"w\b"):
+        merge_shards(tmp_path, "optimizer", {})

@@ -272,6 +272,58 @@ def with_a_broken_disk(rank: int) -> None:
     checkpoint_writer._write_own = failing  # type: ignore[assignment]
 
 
+def killed_in_the_second_preview(rank: int, *, is_done: bool) -> None:
+    """The last process is killed within its second preview: before the network runs, or
+    when it has run.
+    """
+    from videotune.validation import decoding
+
+    draw_samples, previews = decoding.draw_samples, []
+
+    def dying(*arguments: Any, **named: Any) -> Any:
+        previews.append(arguments)
+        is_killed = rank == 1 and len(previews) == 2
+        if is_killed and not is_done:
+            os.kill(os.getpid(), signal.SIGKILL)
+        latents = draw_samples(*arguments, **named)
+        if is_killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return latents
+
+    decoding.draw_samples = dying
+
+
+def not_finite_from_the_third_step(rank: int) -> None:
+    """The gradients of all processes are not finite from the third step on."""
+    from videotune.trainer import step
+
+    sum_and_clip, steps = step.sum_and_clip, []
+
+    def spoilt(trainable: Any, *rest: Any, **named: Any) -> Any:
+        steps.append(rank)
+        for parameter in trainable.parameters.values():
+            if len(steps) > 2 and parameter.grad is not None:
+                parameter.grad.mul_(float("nan"))
+        return sum_and_clip(trainable, *rest, **named)
+
+    step.sum_and_clip = spoilt
+
+
+def results_noted(rank: int) -> None:
+    """Each process notes the result of its training, beside its run."""
+    from videotune.commands import train
+
+    train_once = train.train_once
+
+    def noting(overrides: Any, run: Path, **named: Any) -> Any:
+        result = train_once(overrides, run, **named)
+        note = {"why": result.why, "step": result.step}
+        (run.parent / f"result-{rank}.json").write_text(json.dumps(note))
+        return result
+
+    train.train_once = noting
+
+
 def without_a_compiler(rank: int) -> None:
     """Every call of the C++ compiler fails, and nothing is compiled already."""
     from torch._inductor import config
@@ -387,6 +439,14 @@ FAULTS: dict[str, Callable[[int], None]] = {
     "writes and steps slowly": writes_and_steps_slowly,
     "writes slowly": partial(writes_slowly, seconds=0.3),
     "stuck in the second save": partial(writes_slowly, seconds=120.0, first_call=4),
+    "killed before the second preview": partial(
+        killed_in_the_second_preview, is_done=False
+    ),
+    "killed after the second preview": partial(
+        killed_in_the_second_preview, is_done=True
+    ),
+    "not finite from the third step": not_finite_from_the_third_step,
+    "results noted": results_noted,
     "broken disk": with_a_broken_disk,
     "one slow in each step": partial(slow_in_each_step, others_seconds=0.0),
     "all slow in each step": partial(slow_in_each_step, others_seconds=0.4),

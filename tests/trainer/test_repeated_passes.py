@@ -8,6 +8,7 @@ import torch
 
 from tests.support.trainers import Lab, trainer_of
 from videotune.memory.compiling import CompiledBlocks
+from videotune.process_watch import ProcessLost
 from videotune.trainer import step
 from videotune.trainer.loop import train_loop
 
@@ -54,3 +55,18 @@ def test_each_sample_of_a_repeated_step_counts_once(
     assert trainer.pool.compiled.failure is not None
     for name, parameter in undisturbed.parameters.items():
         assert torch.equal(trainer.parameters[name], parameter), name
+
+
+def test_a_process_that_is_lost_in_a_compiled_pass_is_no_failure_of_the_compiler(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = trainer_of(lab, HALF)
+    trainer.pool.compiled = CompiledBlocks()
+
+    def losing(*_: Any) -> Any:
+        raise RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer")
+
+    monkeypatch.setattr(step, "forward_pass", losing)
+    with pytest.raises(ProcessLost, match="another process of the run is gone"):
+        train_loop(trainer)
+    assert trainer.pool.compiled.failure is None

@@ -224,6 +224,7 @@ def in_one_scale(state: Mapping[str, Tensor], settings: Lora) -> dict[str, Tenso
         if parsed is None:
             continue
         path, part = parsed
+        # What is zero at first is the factor B, or what takes its place in other types.
         if part not in ZERO:
             continue
         module_scale = of_module(settings, path).scale
@@ -305,7 +306,7 @@ def row_norms(layer: nn.Module) -> Tensor:
     """Return the norms (out,) of the base weight's rows, float32, computed as PEFT's
     DoRA does.
 
-    Their ratio is then exactly 1.
+    DoRA scales by the magnitude over the norm, which is then exactly 1 at first.
     """
     from peft.utils.integrations import dequantize_module_weight
 
@@ -345,7 +346,8 @@ def locate_parameters(
         if not isinstance(layer, BaseTunerLayer):
             continue
         for part in layer.adapter_layer_names:
-            # By adapter name, a module with a weight or the parameter itself.
+            # PEFT has either a ModuleDict of modules with a weight ("default.weight"), or a
+            # ParameterDict of the parameters themselves ("default").
             container = getattr(layer, part)
             for name, _ in container.named_parameters():
                 adapter_name, _, attribute = name.partition(".")

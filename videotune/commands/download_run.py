@@ -234,7 +234,7 @@ def _check(run: Path, step: int, repo: str) -> None:
     except (OSError, VideotuneError) as error:
         text = str(error).replace(str(run), repo)
         raise VideotuneError(f"{text.splitlines()[0]}") from error
-    if history.newest < step:
+    if history.largest_step < step:
         raise VideotuneError(f"{repo}: journal.jsonl ends before step {step}")
 
     folder = run / "checkpoints" / f"step-{step}"

@@ -275,7 +275,9 @@ def _tries_again(error: BaseException) -> bool:
 
 
 def _user_request(overrides: Overrides, allow_skips: str | None) -> BegunRun:
-    """Return what the user asked for; URLs with secrets are in a file of their own."""
+    """Return what the user asked for, by which ``begun_by_this_command`` recognises a
+    restart; URLs with secrets are in a file of their own.
+    """
     keys = user_keys(overrides)
     if "notify" in keys:
         keys["notify"] = masked_list(keys["notify"])
@@ -318,7 +320,7 @@ def work(
         if dist.is_main:
             result = finish(trainer, why)
         else:
-            result = TrainResult(run, why, trainer.journal.history.last)
+            result = TrainResult(run, why, trainer.last_step)
         dist.barrier()
     finally:
         if trainer.trackers is not None:
@@ -338,7 +340,7 @@ def follow(trainer: Trainer, followers: Followers) -> None:
     journal = trainer.journal
 
     def warn(text: str) -> None:
-        journal.warn(journal.history.last, text)
+        journal.warn(trainer.last_step, text)
 
     followers.notifier.begin(journal.history.events)
     followers.notifier.warn = warn
@@ -365,10 +367,10 @@ def explained_loop(trainer: Trainer) -> str:
         if trainer.dist.size > 1:
             rescue = saving.rescue_message(trainer.run)
         else:
-            rescue = saving.save_before_error(trainer, trainer.journal.history.last)
+            rescue = saving.save_before_error(trainer, trainer.last_step)
         raise VideotuneError(f"{error} {rescue}") from error
     except NotFinite as error:
-        last_good_step = trainer.journal.history.last - trainer.skipped_in_a_row
+        last_good_step = trainer.last_step - trainer.skipped_in_a_row
         if trainer.job.config.optimizer.step_in_backward:
             # Tensors whose own gradient was finite were updated in those steps.
             rescue = saving.rescue_message(trainer.run)
@@ -397,21 +399,22 @@ def export_of(trainer: Trainer, why: str) -> list[Exported]:
     large, so only its last step is exported.
     """
     job = trainer.job
-    recommended = int(recommend_checkpoint(trainer, job.steps)["step"])
+    last_step = trainer.last_step
+    recommended = int(recommend_checkpoint(trainer, last_step)["step"])
     exports_last_only = job.config.training_method == "FINE_TUNE"
 
-    steps = [job.steps]
+    steps = [last_step]
     if job.config.early_stopping is not None:
         steps = [recommended]
-    elif recommended != job.steps and not exports_last_only:
+    elif recommended != last_step and not exports_last_only:
         steps.append(recommended)
 
     exports = []
     for step in steps:
-        # Sharded weights are read from the checkpoint, which all processes have written.
-        reads_checkpoint = step != job.steps or why == "early" or trainer.shard_rows
+        # Of sharded weights this process has its rows only: all are in the checkpoint.
+        is_in_memory = step == last_step and why == "done" and not trainer.shard_rows
         run = trainer.run
-        state = pick(run, step).result() if reads_checkpoint else trainer.result
+        state = trainer.result if is_in_memory else pick(run, step).result()
         warn = partial(trainer.journal.warn, step)
         exports += export_run(run, trainer.family, state, step, job.resolved, tell=warn)
     return exports
@@ -429,7 +432,7 @@ def push(trainer: Trainer, repo: str) -> None:
         echo(f"pushed to {result['url']}")
     except VideotuneError as error:
         trainer.journal.warn(
-            trainer.journal.history.last,
+            trainer.last_step,
             f"{error} The run is done. Upload it again with: "
             f"videotune publish {trainer.run} --repo {repo}",
         )
@@ -439,19 +442,17 @@ def finish(trainer: Trainer, why: str) -> TrainResult:
     """Export what was trained, end the journal, and write the report."""
     run = trainer.run
     job = trainer.job
+    step = trainer.last_step
     history = trainer.journal.history
-    saving.flush_or_wait(trainer, job.steps if why == "done" else history.last)
+    saving.flush_or_wait(trainer, step)
     for callback in trainer.callbacks:
-        callback.on_end(trainer, history.last)
+        callback.on_end(trainer, step)
 
     exports: Sequence[Exported] = ()
     if why in ("done", "early"):
-        trainer.heartbeat.set("exporting", history.last)
-        exports = saving.with_disk_retry(
-            trainer, job.steps, lambda: export_of(trainer, why)
-        )
+        trainer.heartbeat.set("exporting", step)
+        exports = saving.with_disk_retry(trainer, step, lambda: export_of(trainer, why))
 
-    step = history.last
     memory = peak(job, trainer.peaks)
     seconds = trainer.heartbeat.seconds()
     recommendation = recommend_checkpoint(trainer, step)

@@ -113,7 +113,8 @@ def guided_target(
         guidance: What the base was distilled with.
     """
     conditioning = guidance.empty.take([0] * len(batch))
-    # A clip's own states, such as its first frame, stay as they are.
+    # A clip's own states, such as its first frame, stay; those of the text, which come
+    # last here, become those of the empty caption.
     extras = {**batch.conditioning.extras, **conditioning.extras}
     without_caption = replace(batch, conditioning=replace(conditioning, extras=extras))
     with torch.no_grad():

@@ -351,9 +351,10 @@ def with_flicker(mse: Tensor, error: Tensor, weight: Tensor, strength: float) ->
     pairs = torch.minimum(weight[:, :, 1:], weight[:, :, :-1])
     pair_count = pairs.flatten(1).sum(1)
     frame_count = weight.flatten(1).sum(1)
-    share = _ratio(pair_count, frame_count)  # (B,): (F - 1)/F if all frames count
-    flicker = weighted_mean(error.diff(dim=2).square(), pairs) * share
-    return (mse + strength * flicker) / (1 + 2 * strength * share)
+    pairs_per_frame = _ratio(pair_count, frame_count)  # (B,): (F - 1)/F if all count
+    # The mean over pairs becomes a sum over pairs divided by the count of frames.
+    flicker = weighted_mean(error.diff(dim=2).square(), pairs) * pairs_per_frame
+    return (mse + strength * flicker) / (1 + 2 * strength * pairs_per_frame)
 
 
 def weighted_mean(x: Tensor, weight: Tensor) -> Tensor:

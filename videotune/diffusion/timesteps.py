@@ -103,6 +103,7 @@ def stretched_cdf(t: Tensor, shift: float) -> Tensor:
     mean = math.log(shift)
     # s = sigmoid(mean + z) is the noise level before stretching, z standard normal. What
     # is computed is 1 - s: for many tokens s is too close to 1 to tell levels apart.
+    # At the two percentiles, which become the levels 0 and 1, it is:
     low_z, high_z = STRETCHED
     complement_at_0 = 1 / (1 + math.exp(mean + low_z))
     complement_at_1 = 1 / (1 + math.exp(mean + high_z))

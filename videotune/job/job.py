@@ -45,11 +45,11 @@ from videotune.latent_cache.exposure import Exposure, exposure, views_of_clips
 from videotune.latent_cache.sampler import (
     Schedule,
     bucket_steps_until,
-    entry_views,
     phases_of,
     shown_windows,
     steps_per_epoch,
     times_seen,
+    views_by_position,
     weights_of,
 )
 from videotune.model_spec import ModelSpec
@@ -78,7 +78,9 @@ class Job:
     shapes: tuple[ClipShape, ...]
     """Shapes of the buckets."""
     buckets: tuple[Sequence[Window], ...]
-    """Windows of the schedule's buckets, most expensive bucket first."""
+    """Windows of the schedule's buckets: phase by phase, in each the most expensive bucket
+    first. A window of a clip with ``repeats`` r is r times in its bucket.
+    """
     schedule: Schedule
     steps: int
     cache: Path
@@ -152,8 +154,8 @@ class Job:
         return exposure(views, self.buckets, self.library.regularization)
 
     def views_at(self, step: int) -> float:
-        """Return how often a training window has been shown on average, repeats
-        counted.
+        """Return how often a training window has been shown on average. A clip's
+        ``repeats`` are views like others.
         """
         views, views_per_step = self._mean_views
         phases = phases_of(self.schedule)
@@ -173,16 +175,17 @@ class Job:
         )
 
         training_ids = {window.id for window in windows}
+        # The buckets of a phase follow those of the phase before.
         buckets_left = iter(self.buckets)
         views_per_step = []
         for phase in phases_of(self.schedule):
-            entries = 0.0
+            shown_positions = 0.0
             for weight in weights_of(phase.schedule):
                 bucket = next(buckets_left)
                 in_training = sum(window.id in training_ids for window in bucket)
-                entries += in_training * float(weight)
+                shown_positions += in_training * float(weight)
             epoch_steps = float(steps_per_epoch(phase.schedule))
-            views_per_step.append(entries / len(windows) / epoch_steps)
+            views_per_step.append(shown_positions / len(windows) / epoch_steps)
         return views_before / len(windows), tuple(views_per_step)
 
     @cached_property
@@ -239,10 +242,12 @@ def _window_values(window: Window) -> tuple[Any, ...]:
     """Return the values of a window, without those of its last fields that are their
     defaults: runs from before these fields were there have the same hash.
     """
-    values = astuple(window)
+    values = astuple(window)  # … flip, companions
     if window.companions:
         return values
-    return values[:-1] if window.flip else values[:-2]
+    if window.flip:
+        return values[:-1]
+    return values[:-2]
 
 
 def open_job(
@@ -444,8 +449,9 @@ def with_views(job: Job, account: Mapping[str, Any], steps: int) -> dict[str, An
         views_by_id = job.exposure(steps).clips
         views = np.array([views_by_id.get(name, 0) for name in columns.ids])
     else:
-        entries = entry_views(job.schedule, steps)
-        views = np.maximum(views_of_clips(entries, job.buckets, columns), 0)
+        position_views = views_by_position(job.schedule, steps)
+        views = views_of_clips(position_views, job.buckets, columns)
+        views = np.maximum(views, 0)  # -1: a clip without a window
 
     def with_views_of(row: dict[str, Any]) -> dict[str, Any]:
         (position,) = columns.ids.positions([row["id"] or ""]).tolist()

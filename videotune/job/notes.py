@@ -13,7 +13,7 @@ from videotune.data.library import Library
 from videotune.data.remarks import Remark, Urgent
 from videotune.data.window_table import WindowTable
 from videotune.latent_cache.exposure import views_of_clips
-from videotune.latent_cache.sampler import Schedule, entry_views
+from videotune.latent_cache.sampler import Schedule, views_by_position
 from videotune.model_spec import ModelSpec
 from videotune.text import counted_are
 from videotune.types import Window
@@ -57,7 +57,7 @@ def epoch_notes(
     if not library.windows:
         return []
 
-    views = views_of_clips(entry_views(schedule, steps), buckets, library.columns)
+    views = views_of_clips(views_by_position(schedule, steps), buckets, library.columns)
     is_training = (views >= 0) & ~library.columns.regularization
     total = int(views[views >= 0].sum())
     training = int(views[is_training].sum())

@@ -77,8 +77,8 @@ def to_overrides(
     """Join a config and the keywords of a command.
 
     Args:
-        config: the config, or overrides that are complete already.
-        keywords: further fields of ``Overrides``.
+        config: the config, or overrides.
+        keywords: fields of ``Overrides``, which replace those of overrides.
         allow_skips: how many clips may be skipped. Clips without a caption are then
             skipped like others, unless missing_caption is set.
 
@@ -87,7 +87,7 @@ def to_overrides(
     """
     check_allow_skips(allow_skips)
     if isinstance(config, Overrides):
-        overrides = config
+        overrides = replace(config, **keywords)
     else:
         source = Path(config) if isinstance(config, str) else config
         overrides = Overrides(config=source, **keywords)
@@ -150,6 +150,8 @@ def _datasets_of(overrides: Overrides, keys: Mapping[str, Any]) -> list[dict[str
         )
     if expand_user(path).absolute() == expand_user(data).absolute():
         return [dict(only)]
+    # Only an absolute path can be one of another machine. A relative one means a folder
+    # here, so it is not replaced without a word.
     if not Path(path).is_absolute() or Path(path).exists():
         raise VideotuneError(
             f"--data: {source} names the clips too: {path}. Leave one of them out, or "
@@ -374,8 +376,8 @@ def reopened(settings: Mapping[str, Any]) -> tuple[Resolved, ModelSpec, BasePlac
 
 
 def as_configured(spec: ModelSpec, config: Config) -> ModelSpec:
-    """Return the spec with how the config has captions read, and with sound and with
-    connectors in the step if the config has them.
+    """Return the spec as the config changes it: with captions read as the authors do, with
+    sound, and with connectors that run in the step.
     """
     if config.text_encoder.convention != "diffusers":
         spec = find(spec.name).with_authors_text(spec)

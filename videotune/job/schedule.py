@@ -39,18 +39,26 @@ def make_schedule(
     video_batch = max(1, math.floor(config.batch_size * multiplier))
 
     batches = []
+    image_batches = []
+    video_batches = []
     for key, windows in windows_by_bucket.items():
         table = WindowTable.of(windows)
         clips_of_owners = columns.ids.positions(table.clip_ids)
         has_video = bool((~columns.still[clips_of_owners])[table.owners()].any())
         batch = video_batch if is_mixed and has_video else config.batch_size
         batch = key.batch_size or batch
-        batches.append(batch * config.gradient_accumulation_steps * processes)
+        samples = batch * config.gradient_accumulation_steps * processes
+        batches.append(samples)
+        if has_video:
+            video_batches.append(samples)
+        else:
+            image_batches.append(samples)
 
     notes = []
-    if is_mixed and video_batch != config.batch_size:
+    has_both = bool(image_batches and video_batches)
+    if is_mixed and has_both and video_batch != config.batch_size:
         notes.append(
-            f"images and videos are mixed: a step takes {max(batches)} images or {min(batches)} videos "
+            f"images and videos are mixed: a step takes {_range(image_batches)} images or {_range(video_batches)} videos "
             f"(video_batch_size_multiplier {multiplier:g})"
         )
     sizes = [len(windows) for windows in windows_by_bucket.values()]
@@ -63,6 +71,13 @@ def make_schedule(
         phases=_phases(windows_by_bucket),
     )
     return schedule, notes
+
+
+def _range(numbers: Sequence[int]) -> str:
+    """Return "4", or "2 to 4" for different numbers."""
+    smallest = min(numbers)
+    largest = max(numbers)
+    return f"{largest}" if smallest == largest else f"{smallest} to {largest}"
 
 
 def _weights(keys: Iterable[BucketKey]) -> tuple[Fraction, ...]:

@@ -56,10 +56,7 @@ class BatchSource:
     sizes: Mapping[str, tuple[int, int]]
     """(width, height) in pixels of each clip, by id."""
     buckets: tuple[Sequence[Window], ...]
-    """The schedule's buckets, most expensive first.
-
-    A window of a clip with ``repeats`` r is r times in its bucket.
-    """
+    """Windows of the schedule's buckets, in the order of ``Job.buckets``."""
     schedule: Schedule
     objective: Objective
     encode: Callable[[Window, int], LatentDistribution] | None = None
@@ -149,16 +146,15 @@ class BatchSource:
         if set(filter(self.spec.is_in_place, types)) == {"first_frame"}:
             return latents
         x0 = latents.mean.clone()
-        if latents.start is not None and "first_frame" in types:
-            x0[:, :1] = latents.start
-        known = reader.write_conditioning_cells(x0, sample, encoded)
+        known = reader.write_conditioning_cells(x0, sample, encoded, latents.start)
         return replace(latents, mean=x0, known=known)
 
     def conditioning_modality(self, window: Window) -> LatentDistribution:
         """Return a window's video or sound that is given to a sample of the other modality.
 
         If only sound is learnt it is the whole video, with all cells known; if only video
-        is learnt, the conditions that most samples have, and the clip's sound.
+        is learnt, the conditions that most samples have, and the clip's sound. If both are
+        learnt neither is given, and this is not called.
         """
         if "video" not in self.spec.generates:
             latents = self.plain_latents(window)
@@ -174,7 +170,9 @@ class BatchSource:
         return ConditionReader(self.config, self.spec, self.condition_tensors)
 
     def condition_tensors(self, sample: ConditionSample) -> dict[str, Tensor]:
-        """Return the tensors of what is encoded on its own."""
+        """Return the tensors of a condition or sound that has an entry of its own in the
+        cache, beside the clip's latents.
+        """
         if self.is_encoded_in_step(sample.window, sample.variant):
             assert self.encode_condition is not None, "an encoder is needed"
             with self._encode_lock:
@@ -235,7 +233,7 @@ class BatchSource:
         """
         if not self._keys_fit_memory:
             return {}
-        captions = {""}
+        captions = {""}  # of dropped captions, and of guidance
         if not self.text_in_step:
             for clip in self.clips.values():
                 captions.update(clip.captions)

@@ -12,7 +12,6 @@ from videotune.latent_cache.condition_reader import SampleConditions
 from videotune.latent_cache.conditioning_cells import (
     appended_latents,
     as_mask,
-    put_start_images,
 )
 from videotune.latent_cache.conditions import num_boxes
 from videotune.latent_cache.frame_dropout import drop_frames
@@ -71,9 +70,10 @@ def draws_of(source: BatchSource, step: int) -> StepDraws:
         _draw_conditions(source, step, index) for index in range(len(samples))
     )
     boxes = []
-    for index in range(len(samples) if "mask" in config.condition_types else 0):
-        generator = generator_for(seed, "condition box", step, index)
-        boxes.append(int(generator.integers(num_boxes(config))))
+    if "mask" in config.condition_types:
+        for index in range(len(samples)):
+            generator = generator_for(seed, "condition box", step, index)
+            boxes.append(int(generator.integers(num_boxes(config))))
     return StepDraws(
         samples=samples,
         captions=captions,
@@ -243,7 +243,6 @@ def assemble(
     if variants is None:
         variants = [DETERMINISTIC_VARIANT] * len(windows)
 
-    put_start_images(source.spec, x0, latents, condition_types)
     known = []
     extras = []
     for index, (window, variant) in enumerate(zip(windows, variants, strict=True)):
@@ -252,7 +251,9 @@ def assemble(
         encoded = source.condition_reader.encoded_conditions(sample)
         # Writes the given cells into x0 in place, and returns where they are: (F,H,W).
         known.append(
-            source.condition_reader.write_conditioning_cells(x0[index], sample, encoded)
+            source.condition_reader.write_conditioning_cells(
+                x0[index], sample, encoded, latents[index].start
+            )
         )
         states_of_clip = latents[index].extras
         states = source.condition_reader.channel_states(sample, states_of_clip)

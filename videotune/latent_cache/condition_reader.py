@@ -73,6 +73,7 @@ class ConditionReader:
                 sample.window, sample.variant, condition, boxes, self.spec
             )
             if choices:
+                # Only a mask without a file has an entry for each box.
                 chosen = choices[sample.box % len(choices)]
                 encoded[condition.type] = self.tensors_of(chosen)
         return encoded
@@ -82,6 +83,7 @@ class ConditionReader:
         x0: Tensor,
         sample: SampleConditions,
         encoded: Mapping[str, Mapping[str, Tensor]],
+        start: Tensor | None,
     ) -> Tensor:
         """Write what a sample is given into its latents (C,F,H,W), in place.
 
@@ -89,11 +91,14 @@ class ConditionReader:
             x0: the latents.
             sample: the sample.
             encoded: tensors of its conditions, by type.
+            start: latents of its start image, see ``put_conditions``.
 
         Returns:
             (F,H,W) bool: the cells that are given.
         """
-        return put_conditions(x0, self.spec, sample.types, self.prefix_frames, encoded)
+        return put_conditions(
+            x0, self.spec, sample.types, self.prefix_frames, encoded, start
+        )
 
     def channel_states(
         self, sample: SampleConditions, states_of_clip: Mapping[str, Tensor]
@@ -106,13 +111,15 @@ class ConditionReader:
         """
         types = shown_on_channels(sample.types, sample.window, self.spec)
         if not self.spec.has_own_entry(types):
-            # What the clip's entry shows is just this, or nothing is shown: then channels
-            # are zeros in the clip's shapes, of which there are none without channels.
+            # The clip's entry was encoded with exactly these conditions.
             if types:
                 return dict(states_of_clip)
+            # The sample is shown nothing: its channels are zeros. A network without
+            # channels has no states here, so the result is empty.
             return {name: torch.zeros_like(x) for name, x in states_of_clip.items()}
 
-        # Another set of conditions, or control channels, has an entry for each box.
+        # Other conditions have an entry of their own: if they hide a drawn box one for each
+        # box, else a single one.
         boxes = num_boxes(self.config)
         choices = channel_samples(
             sample.window, sample.variant, types, self.config, boxes

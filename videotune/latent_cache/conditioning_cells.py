@@ -10,7 +10,6 @@ from torch import Tensor
 
 from videotune.latent_cache.conditions import KNOWN, LATENTS
 from videotune.model_spec import APPENDED_OF_SUFFIX, ModelSpec
-from videotune.types import LatentDistribution
 
 
 def put_conditions(
@@ -19,8 +18,12 @@ def put_conditions(
     condition_types: frozenset[str],
     prefix_frames: int,
     encoded: Mapping[str, Mapping[str, Tensor]],
+    start: Tensor | None = None,
 ) -> Tensor:
     """Write what a sample is given into its latents, in place.
+
+    A still is given nothing, and so is a clip whose cells would all be given: nothing
+    would be left to learn. Its latents then stay as they are.
 
     Args:
         x0: latents (C,F,H,W).
@@ -28,6 +31,8 @@ def put_conditions(
         condition_types: conditions of the sample.
         prefix_frames: latent frames of a prefix.
         encoded: tensors of each condition that is encoded on its own, by type.
+        start: latents (C,1,H,W) of a start image, which takes the place of the first
+            frame where that is given. None: it is the clip's own.
 
     Returns:
         (F,H,W) bool: the cells that are given.
@@ -35,11 +40,12 @@ def put_conditions(
     frames = x0.shape[1]
     conditioned = x0.clone()
     known = torch.zeros(x0.shape[1:], dtype=torch.bool)
-    # A still that is given clean would leave nothing to learn.
     if frames == 1:
         return known
 
     in_place = frozenset(filter(spec.is_in_place, condition_types))
+    # Where conditions overlap, the later one counts: the clip's own latents last, and
+    # above all its first frame.
     if "mask" in in_place:
         box = encoded["mask"]
         cells = box[KNOWN].bool()
@@ -56,10 +62,9 @@ def put_conditions(
         conditioned[:, :count] = x0[:, :count]
         known[:count] = True
     if "first_frame" in in_place:
-        conditioned[:, 0] = x0[:, 0]
+        conditioned[:, :1] = x0[:, :1] if start is None else start
         known[0] = True
 
-    # Given clean as a whole, a clip would leave nothing to learn.
     if known.all():
         return torch.zeros_like(known)
     x0.copy_(conditioned)
@@ -70,7 +75,7 @@ def _latents_replacing_the_end(
     condition: str, spec: ModelSpec, encoded: Mapping[str, Mapping[str, Tensor]]
 ) -> Tensor | None:
     """Return the latents (C,n,H,W) of a suffix or last frame that replace the clip's last
-    ones; None if there are none.
+    ones; None if the sample does not have that condition, or if it replaces nothing.
 
     For an in-place condition these are all its latents. For an appended suffix they are
     those after its first ``APPENDED_OF_SUFFIX``, which are tokens of their own. An appended
@@ -100,19 +105,6 @@ def appended_latents(
         for name, tensors in encoded.items()
         if spec.is_appended(name)
     }
-
-
-def put_start_images(
-    spec: ModelSpec,
-    x0: Tensor,
-    latents: Sequence[LatentDistribution],
-    condition_types: Sequence[frozenset[str]],
-) -> None:
-    """Replace first latent frames that are fed clean by the samples' start images."""
-    for clip_latents, sample, types in zip(x0, latents, condition_types, strict=True):
-        is_in_place = "first_frame" in types and spec.is_in_place("first_frame")
-        if is_in_place and sample.start is not None and clip_latents.shape[1] > 1:
-            clip_latents[:, :1] = sample.start
 
 
 def as_mask(known: Sequence[Tensor]) -> Tensor:

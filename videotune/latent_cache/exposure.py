@@ -130,7 +130,7 @@ def exposure(
     buckets: Sequence[Sequence[Window]],
     regularization: Collection[str] = (),
 ) -> Exposure:
-    """Sum the views of the schedule's entries by window and by clip.
+    """Sum the views of the buckets' positions by window and by clip.
 
     Args:
         views: views of each entry of each bucket.
@@ -158,12 +158,12 @@ def views_of_clips(
     """Return the views of each clip (N,), -1 of those that no bucket has.
 
     Args:
-        views: views of each entry of each bucket.
-        buckets: the window of each entry.
+        views: views of each position of each bucket.
+        buckets: the window at each position.
         columns: the clips.
     """
     total = np.zeros(len(columns.ids), np.int64)
-    has_entry = np.zeros(len(columns.ids), bool)
+    has_position = np.zeros(len(columns.ids), bool)
     for bucket_views, bucket in zip(views, buckets, strict=True):
         table = WindowTable.of(bucket)
         owners = table.owners()
@@ -174,8 +174,8 @@ def views_of_clips(
         is_used = np.zeros(len(clip_of_owner), bool)
         is_used[owners] = True
         np.add.at(total, clip_of_owner, counts.astype(np.int64))
-        has_entry[clip_of_owner[is_used]] = True
-    return np.where(has_entry, total, -1)
+        has_position[clip_of_owner[is_used]] = True
+    return np.where(has_position, total, -1)
 
 
 def most_views(exposure: Exposure) -> int:

@@ -34,7 +34,7 @@ from videotune.rng import generator_for
 class Schedule:
     """The buckets and how many samples a step takes of each.
 
-    Bucket 0 is the most expensive; the first step takes it.
+    Bucket 0 is the most expensive of the first phase; the first step takes it.
     """
 
     seed: int
@@ -158,7 +158,8 @@ def bucket_steps_until(schedule: Schedule, steps: int) -> tuple[int, ...]:
     half_intervals, time_per_step = _half_intervals(schedule)
 
     def due(bucket: int, turn: int) -> tuple[int, int]:
-        # Due times as integers: the t-th step of bucket j at (2t + 1)·half_interval_j, of
+        # Its time, and the bucket, which decides between equal times. As integers, the
+        # t-th step of bucket j is due at (2t + 1)·half_interval_j, of
         # bucket 0 at 2t·half_interval_0.
         offset = 1 if bucket > 0 else 0
         return (2 * turn + offset) * half_intervals[bucket], bucket
@@ -168,7 +169,7 @@ def bucket_steps_until(schedule: Schedule, steps: int) -> tuple[int, ...]:
     now = int(steps * time_per_step)
     counts = []
     for bucket, half_interval in enumerate(half_intervals):
-        # t with (2t + offset)·half_interval <= now
+        # The turns t = 0, 1 … with (2t + offset)·half_interval <= now.
         offset = 1 if bucket > 0 else 0
         counts.append(max(0, (now // half_interval - offset) // 2 + 1))
     buckets = range(len(counts))
@@ -219,11 +220,13 @@ def times_seen(schedule: Schedule, steps: int) -> list[list[int]]:
     """Return how often each window of each bucket is sampled in ``steps`` steps,
     without going through them.
     """
-    return [counts.tolist() for counts in entry_views(schedule, steps)]
+    return [counts.tolist() for counts in views_by_position(schedule, steps)]
 
 
-def entry_views(schedule: Schedule, steps: int) -> list[NDArray[np.int64]]:
-    """Return what ``times_seen`` does, as arrays."""
+def views_by_position(schedule: Schedule, steps: int) -> list[NDArray[np.int64]]:
+    """Return what ``times_seen`` does, as arrays: for each bucket the views of each of its
+    positions, of which a repeated window has several.
+    """
     counts = []
     for bucket, bucket_steps in enumerate(bucket_steps_until(schedule, steps)):
         windows = schedule.window_counts[bucket]

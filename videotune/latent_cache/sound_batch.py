@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from videotune.model_spec import ModelSpec
 
 TensorsFn = Callable[[ConditionSample], dict[str, Tensor]]
-"""Returns the tensors of what is encoded on its own."""
+"""Returns the tensors of what has an entry of its own, see
+``BatchSource.condition_tensors``.
+"""
 
 
 def attach_sound(

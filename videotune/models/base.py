@@ -160,9 +160,7 @@ class DiffusersModel(TextEncodingCheckpoint):
             batch: the samples.
         """
         lengths = batch.conditioning.text_lengths
-        assert lengths is not None, (
-            "text_by_length in the spec, and states of a caption"
-        )
+        assert lengths is not None, "a batch has them with text_by_length in the spec"
 
         return predict_in_groups(partial(predict, net), lengths, x_t, t, batch)
 
@@ -253,7 +251,8 @@ class DiffusersModel(TextEncodingCheckpoint):
         cls = cls or self.pipeline_class()
         index = read_config(self.folder / "model_index.json")
         _, optional_names = cls._get_signature_keys(cls)
-        # Optional components are no settings; none is needed here.
+        # The index names components, as [library, class], and settings, as plain values.
+        # Only the settings are taken: no optional component is needed here.
         settings = {
             name: index[name]
             for name in optional_names

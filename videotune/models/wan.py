@@ -33,7 +33,7 @@ from videotune.models.wan_conditions import (
     give_channels,
     with_reference,
 )
-from videotune.models.wan_kinds import clip_numbers, kind_of
+from videotune.models.wan_kinds import clip_vision_numbers, kind_of
 from videotune.types import (
     Batch,
     ClipShape,
@@ -214,8 +214,11 @@ class Wan(DiffusersModel):
             experts=experts,
             timestep_shift=5.0 if is_wan22 else cls.spec.timestep_shift,
             sample_guidance=guidance,
+            # Of every latent frame, none of the first one alone.
             image_channels=(net["in_channels"] - configs.latent_channels, 0),
-            image_numbers=kind.images * clip_numbers(folder) if kind.images else 0,
+            image_numbers=kind.images * clip_vision_numbers(folder)
+            if kind.images
+            else 0,
         )
 
     @classmethod
@@ -246,6 +249,7 @@ class Wan(DiffusersModel):
             return {}
         known = torch.zeros(frames.shape[1:], dtype=torch.bool)
         known[0] = True
+        # FLF2V never runs without a last frame, so the clip's entry shows that too.
         if "last_frame" in self.spec.cached_with_latents:
             known[-1] = True
         return self.channel_states(ConditionPixels(frames, known))
@@ -307,7 +311,7 @@ class Wan(DiffusersModel):
         return int(config["hidden_size"])
 
     def _clip_vision_tokens(self) -> int:
-        """Return how many states CLIP gives of an image."""
+        """Return how many states CLIP gives of one image; FLF2V has those of two."""
         images = 2 if "last_frame" in self.spec.cached_with_latents else 1
         return self.spec.image_numbers // self._clip_vision_width // images
 
@@ -337,7 +341,8 @@ class Wan(DiffusersModel):
             latents = torch.cat([latents, extras["image"].to(self.dtype)], dim=1)
         clip_vision_states = None
         if "clip" in extras:
-            # The network takes one CLIP image in each row of the batch.
+            # (B, images · tokens, width) -> (B · images, tokens, width): the network takes
+            # one CLIP image in each row of the batch.
             states = extras["clip"].to(self.dtype)
             clip_vision_states = states.unflatten(
                 1, (-1, self._clip_vision_tokens())

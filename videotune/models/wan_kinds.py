@@ -77,7 +77,7 @@ def _clip_tokens(folder: Path) -> int:
     return int((config["image_size"] // config["patch_size"]) ** 2 + 1)
 
 
-def clip_numbers(folder: Path) -> int:
-    """Return how many numbers CLIP gives of an image."""
+def clip_vision_numbers(folder: Path) -> int:
+    """Return how many numbers CLIP's image encoder gives of an image."""
     config = read_config(folder / "image_encoder" / "config.json")
     return _clip_tokens(folder) * int(config["hidden_size"])

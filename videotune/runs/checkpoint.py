@@ -225,7 +225,9 @@ def _join(
     """
     if not shape:
         numbers = [piece for piece, _ in pieces]
-        return numbers[0] if len(numbers) == 1 else torch.cat(numbers)
+        if len(numbers) != 1 or numbers[0].shape:
+            raise ValueError(f"{name} is one number and has other values")
+        return numbers[0]
 
     begin = 0
     end = shape[0]
@@ -236,7 +238,10 @@ def _join(
     parts = []
     next_row = 0
     for piece, first in pieces:
-        if first != next_row or tuple(piece.shape[1:]) != shape[1:]:
+        is_like_whole = (
+            piece.dim() == len(shape) and tuple(piece.shape[1:]) == shape[1:]
+        )
+        if first != next_row or not is_like_whole:
             raise ValueError(f"rows of {name} are missing or in another order")
         next_row += len(piece)
         part = piece[max(0, begin - first) : max(0, end - first)]

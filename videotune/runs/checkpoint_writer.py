@@ -172,7 +172,7 @@ def _make_empty(folder: Path, temporary: Path) -> None:
     """Make an empty folder to write a checkpoint into, and delete what a kill has left
     of the step.
     """
-    # It goes first, since the disk may not have room for both.
+    # The old checkpoint is deleted first, since the disk may not have room for both.
     if folder.exists():
         remove(folder)
     shutil.rmtree(temporary, ignore_errors=True)
@@ -210,6 +210,9 @@ def _write_own(
             if shard is not None and is_rows:
                 own_tensors[name] = tensor
                 shape_and_first_row[name] = (list(shard.full_shape), shard.first)
+            # Everything else is the same on all processes, such as the number of an
+            # optimizer's steps. torch gives out rows from the first process on, so the main
+            # one has a row of every parameter, and with it what the optimizer keeps of it.
             elif dist.is_main:
                 own_tensors[name] = tensor
                 shape_and_first_row[name] = (list(tensor.shape), 0)

@@ -52,10 +52,10 @@ class History:
 
         Of a ``views`` line only the step is kept.
         """
-        self.newest = 0
-        """The largest step that any line names."""
-        self.last = 0
-        """The step of the last step's line."""
+        self.largest_step = 0
+        """The largest step that any line names, such as a warning's."""
+        self.last_step = 0
+        """The last step that has a line of its own."""
         self.steps = Steps(self._regularization)
         self._size = 0
         self._is_torn = False
@@ -87,11 +87,10 @@ class History:
     def add(self, line: Mapping[str, Any]) -> None:
         """Add the next line."""
         step = line.get("step", 0)
-        if step > self.newest:
-            self.newest = step
+        self.largest_step = max(self.largest_step, step)
 
         if line["kind"] == "step":
-            self.last = step
+            self.last_step = step
             self.steps.add(line)
         elif line["kind"] == "views":
             self.events.append({"kind": "views", "step": step})
@@ -114,7 +113,7 @@ class History:
         """How many of the last steps were not applied, without those that only looked
         for float16's loss scale.
         """
-        step = self.last
+        step = self.last_step
         count = 0
         while step in self.steps.skipped:
             count += step not in self.steps.scale_searches
@@ -135,7 +134,7 @@ class History:
         own.
         """
         has_ended = any(line["kind"] == "end" for line in self.events)
-        has_later_lines = self.newest > step or has_ended or self._is_torn
+        has_later_lines = self.largest_step > step or has_ended or self._is_torn
         if self._path is not None and has_later_lines:
             write_whole(
                 self._path, lambda temporary: self._write_until(temporary, step)
@@ -224,8 +223,9 @@ class Journal:
         """Open the journal.
 
         Args:
-            run: the run folder. None: nothing is written; of several processes only the
-                main one keeps the journal.
+            run: the run folder. None: nothing is written, and the history stays empty.
+                Of several processes only the main one keeps the journal; what all must
+                know is broadcast, or counted by each (``Trainer.last_step``).
             history: what was read of it already.
         """
         if run is None or history is None or not history.is_current():

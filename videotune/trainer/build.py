@@ -58,6 +58,7 @@ def dtype_name(config: Config) -> str:
     if config.train_dtype:
         return config.train_dtype
     device = local_device()
+    # float16 only for a device that has no fast bf16.
     return half_precision(
         config, has_bf16=has_bf16(device), has_float16=needs_float16(device)
     )
@@ -80,6 +81,7 @@ def weights_of(config: Config, dtype: str) -> WeightDtypes:
     """
 
     def stored_dtype(part_dtype: str) -> str | None:
+        """Return a dtype other than the one that is computed in, else None."""
         weight_dtype = config.weight_dtype if part_dtype == "auto" else part_dtype
         return None if weight_dtype in ("auto", dtype) else weight_dtype
 
@@ -109,6 +111,9 @@ def open_models(
         raise VideotuneError(
             f"base_model_name: no {spec.title} is given. Set a folder in diffusers layout or a Hub id."
         )
+    # ``base`` was found by its configs. Here its weights are needed too: they are checked,
+    # and downloaded if it is a model of the Hub. If ``base_model_name`` is a single file,
+    # ``base_parts`` is the model with all the other parts.
     model_of_parts = config.base_parts or base.name
     folder = place(model_of_parts, files=own_files(config, spec)).folder
 
@@ -264,6 +269,6 @@ def what_trains(
     """
     if config.training_method == "FINE_TUNE":
         return add_full(net, spec, config.transformer.layers)
-    # PEFT itself counts the parameters; on the meta device no number is drawn.
+    # On the meta device PEFT makes the adapter's parameters without drawing numbers.
     with torch.device("meta"):
         return inject(net, spec, config.lora)

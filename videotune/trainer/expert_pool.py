@@ -180,6 +180,7 @@ def open_pool(
 
     loader = ExpertLoader(family, config, expert_schedule.names, mesh)
     names = [expert.name for expert in family.spec.experts]
+    # It is called only once the pool is there.
     pool = ExpertPool(expert_schedule, names, lambda name: loader.load(pool, name))
     if config.attention != "auto":
         pool.attention = config.attention
@@ -202,7 +203,8 @@ def open_pool(
         return pool
 
     # The expert of the first step is opened last, so that it is the one that stays in
-    # memory.
+    # memory. ``text_groups`` go to one expert only: text trains beside a denoiser with
+    # FINE_TUNE, which trains one expert.
     for name in sorted(expert_schedule.names, key=lambda name: name == first_expert):
         pool.load(name)
         expert_steps = expert_schedule.count(steps, name)
@@ -254,6 +256,8 @@ class ExpertLoader:
         self._has_reported = True
         net = self._open(is_first=is_first, name=name)
 
+        # An adapter is injected again each time. When the expert is loaded again, its
+        # parameters are replaced by the trained ones.
         parameters: Parameters = {}
         if name in self._trained_experts:
             parameters = attach(net, self._family.spec, self._config)
@@ -357,7 +361,7 @@ class ExpertLoader:
                 local[key] = parameter
             elif key in shards.local_parameters:
                 local[key] = shards.local_parameters[key]
-            # Of a small weight this process may have no row.
+            # Else it is a small weight of which this process has no row.
         return local
 
     def _place(

@@ -97,7 +97,7 @@ def train_loop(trainer: Trainer) -> str:
         trainer.heartbeat.set("training", trainer.first_step - 1)
         try:
             return _train_to_the_end(trainer, DelayedJournal(trainer, progress))
-        except RuntimeError as error:
+        except (RuntimeError, ProcessLost) as error:
             if not is_lost_connection(error):
                 raise
             # The last record may wait for a sum that never arrives, so it is not
@@ -134,8 +134,9 @@ def _train_to_the_end(trainer: Trainer, journal: DelayedJournal) -> str:
             trainer, step, due, stop_requested=stop_requested, is_last=is_last
         )
         if stop_requested:
-            # Another process may have been asked to stop in a step for which this one has
-            # saved a backup, a kind of checkpoint that is removed in time. Keep it.
+            # The callback has saved this step already, but as a backup, which is removed in
+            # time, if it did not know that another process was asked to stop. A step that
+            # has a kept checkpoint is not saved again.
             save(trainer, step)
         if stop_requested or is_last:
             finish_pending_save(trainer)
@@ -147,8 +148,7 @@ def _train_to_the_end(trainer: Trainer, journal: DelayedJournal) -> str:
         if ran_more_than_saving and not is_last:
             ended_by = _ended_by_callback(trainer)
             if ended_by is not None:
-                # A step with a kept checkpoint is not saved again. If it has only a backup,
-                # which may be removed, it is.
+                # No save was due, or only a backup. As above, a kept checkpoint stays.
                 save(trainer, step)
                 finish_pending_save(trainer)
                 return ended_by
@@ -270,7 +270,8 @@ def train_steps(trainer: Trainer) -> Iterator[StepRecord]:
     pool = trainer.pool
     context = step_context(trainer)
     choose_attention(trainer, context)
-    # Only now: attention is chosen by steps that are timed without graphs.
+    # After attention is chosen: that times passes with each kernel, and a graph would
+    # replay the first one.
     trainer.pool.captured = new_graph_cache(trainer)
     context = replace(context, captured=trainer.pool.captured)
     device = trainer.device
@@ -328,9 +329,11 @@ def step_context(trainer: Trainer) -> StepContext:
         # ``job.processes``: how many data-parallel processes the run began with. A resume
         # with another number splits the same samples anew, so its steps are the same.
         micro_batch_count=config.gradient_accumulation_steps * trainer.job.processes,
-        max_grad_norm=config.max_grad_norm,
-        network_seed=config.seed if config.lora.dropout else None,
+        # The limit of memory: a step has more micro-batches if they would be larger.
         micro_batch_size=config.micro_batch_size,
+        max_grad_norm=config.max_grad_norm,
+        # The adapter's dropout is all that draws inside the network.
+        network_seed=config.seed if config.lora.dropout else None,
         dist=trainer.dist,
         gradient_norms=trainer.gradient_norms,
         base_guidance=base_guidance(trainer),

@@ -96,6 +96,7 @@ def optimizer_state(optimizer: AnyOptimizer, names: Parameters) -> dict[str, Ten
     for group in optimizer.param_groups:
         first_parameter = group["params"][0]
         first = names_by_id.get(id(first_parameter))
+        # Optimizers with such values count their updates in "k".
         has_been_updated = bool(group.get("k"))
         if first is not None and has_been_updated:
             for key in sorted(UPDATED_GROUP_KEYS & set(group)):
@@ -126,6 +127,7 @@ def _state_of_groups(
     """Return the values of parameter groups, and what optimizers keep for no parameter."""
     flat: dict[str, Tensor] = {}
     for part in optimizer.parts:
+        # What belongs to no parameter is kept under the name of the first one.
         first_parameter = part.param_groups[0]["params"][0]
         first = names_by_id.get(id(first_parameter))
         if first is None:

@@ -40,7 +40,7 @@ class OptimizerList:
 class ClassOptimizers(OptimizerList):
     """Optimizers of a class that the config names, one a group or a parameter.
 
-    A checkpoint keeps every number of their ``param_groups``. Of the optimizers of the table
+    A checkpoint keeps every number of their ``param_groups``. Of videotune's own optimizers
     it keeps only those that updates change (``optimizer_state.UPDATED_GROUP_KEYS``).
     """
 
@@ -79,6 +79,7 @@ def make_optimizer(
         for name, parameters in groups.items()
     ]
     if is_class(settings.name):
+        # Some classes read the rate when they are built. Steps set it anew for all.
         for group in param_groups:
             group["lr"] = (rates or {}).get(group["name"], FALLBACK_RATE)
     if one_per_parameter:

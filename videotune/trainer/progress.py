@@ -248,6 +248,7 @@ def write_step(trainer: Trainer, record: StepRecord, progress: Any) -> None:
     """
     line = record.read() | {"captions": caption_numbers(trainer, record)}
     trainer.journal.write(line)
+    trainer.last_step = record.step
     if is_loss_scale_overflow(line):
         _warn_of_loss_scale(trainer, line)
     elif line.get("skipped"):

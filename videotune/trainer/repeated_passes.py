@@ -7,6 +7,7 @@ from collections.abc import Callable
 from videotune.errors import VideotuneError
 from videotune.memory.compiling import CompiledBlocks, describe_failure
 from videotune.memory.out_of_memory import is_out_of_memory
+from videotune.process_watch import is_lost_connection
 from videotune.trainer.captured_passes import CapturedPasses
 
 
@@ -63,7 +64,12 @@ def _run_compiled(
         all_passes()
         return
     except Exception as error:
-        if isinstance(error, VideotuneError) or is_out_of_memory(error):
+        is_no_failure_of_compiler = (
+            isinstance(error, VideotuneError)
+            or is_out_of_memory(error)
+            or is_lost_connection(error)
+        )
+        if is_no_failure_of_compiler:
             raise
         reason = describe_failure(error)
 

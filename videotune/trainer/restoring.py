@@ -43,6 +43,7 @@ def restore(trainer: Trainer, opened: OpenedRun, branch: bool) -> None:
     if checkpoint is not None:
         restore_state(trainer, checkpoint)
     trainer.first_step = step + 1
+    trainer.last_step = step
 
     if trainer.dist.is_main:
         _restore_journal(trainer, opened, branch)
@@ -65,10 +66,10 @@ def _restore_journal(trainer: Trainer, opened: OpenedRun, branch: bool) -> None:
 
     sweep(run)
     if branch:
-        archive = archive_steps(run, step, trainer.journal.history.newest)
+        archive = archive_steps(run, step, trainer.journal.history.largest_step)
         if archive:
             echo(f"what came after step {step} is kept in {archive}")
-    steps_done = trainer.journal.history.last
+    steps_done = trainer.journal.history.last_step
     trainer.journal.cut(step)
     if checkpoint is not None:
         # A kill may have come between the checkpoint and its line.
@@ -109,6 +110,8 @@ def restore_state(trainer: Trainer, checkpoint: Checkpoint) -> None:
     try:
         for expert, trainable in trainer.pool.trainables.items():
             prefix = trainer.prefix(expert)
+            # A checkpoint has the parameters that the optimizer updates: the masters, if
+            # there are any, from which the network's own ones are then rounded.
             load_weights(trainable.parameters, of_expert(weights, prefix), folder)
             if trainable.masters:
                 trainable.masters.masters_to_model()
@@ -128,7 +131,7 @@ def restore_state(trainer: Trainer, checkpoint: Checkpoint) -> None:
             if trainable.ema:
                 trainable.ema.load(of_expert(averages, prefix))
     except VideotuneError:
-        raise
+        raise  # it is a ValueError too, and names its reason already
     except ValueError as error:
         raise VideotuneError(
             f"checkpoint {folder} is not complete, and a run cannot continue without its optimizer state: {error}\n"
@@ -145,10 +148,10 @@ def _write_changed_config(trainer: Trainer) -> None:
     old: Mapping[str, Any] = run_dir.read_run_config(run)
     step = trainer.first_step - 1
 
-    # An earlier resume from the same step may have kept the old files already. Those are
-    # the ones that belong to the steps before; the files of the run folder are then its
-    # own.
-    if step not in changed_after(run, step - 1):
+    # An earlier resume from this same step may have kept the old files already. Those
+    # belong to the steps before; the files in the run folder are then that resume's own.
+    is_kept_already = step in changed_after(run, step - 1)
+    if not is_kept_already:
         # the config last: it says that all three are there
         for name in reversed(RUN_RECORDS):
             write_bytes(
@@ -162,17 +165,17 @@ def _write_changed_config(trainer: Trainer) -> None:
     write_json(run / "plan.json", trainer.plan)
 
     settings = job.resolved.to_json()["settings"]
-    # What the user set for keys that were replaced at the start; a changed key counts as
-    # set to its new value.
-    user_values = {}
+    # "asked": values such as "auto" before the start replaced them. A key that the user
+    # has changed since has its new value.
+    values_before_choice = {}
     for key, value in old.get("asked", {}).items():
         is_unchanged = settings[key] == old["settings"][key]
-        user_values[key] = value if is_unchanged else settings[key]
+        values_before_choice[key] = value if is_unchanged else settings[key]
     run_dir.write_config(
         run,
         job,
         old["base"]["fingerprints"],
         old["settings"]["train_dtype"],
-        user_values,
+        values_before_choice,
         old.get("command"),
     )

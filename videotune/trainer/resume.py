@@ -125,7 +125,9 @@ def open_run(
     # 3. The job from here on.
     # A job counts processes that share the tokens of a sample as one.
     job = open_job(resolved, spec, base, processes=run_config.get("processes", 1))
-    groups_of(resolved.config, processes)  # refuses a number that does not divide
+    # The job keeps the number that the run began with, so that a step keeps its samples.
+    # The present number only has to be a multiple of context_parallel.
+    groups_of(resolved.config, processes)
     refuse_unequal_parts(job)
     refuse_fewer_steps(job, run, step)
     refuse_other_batches(job, run_config["settings"], setting_changes, run)
@@ -222,23 +224,27 @@ def with_overrides(
     old_settings = run_config["settings"]
     own_keys = user_keys(overrides)
     preset = preset_keys(overrides)
+    # A length may be given in steps or in passes over the data. A layer in steps removes
+    # the passes of the layers below (``without_rivals``); where one layer has both, the
+    # passes decide and the steps are dropped (``in_one_unit``).
     user = in_one_unit(merge(without_rivals(preset, own_keys), own_keys))
     settings = merge(without_rivals(old_settings, user), user)
     base = place_of(settings)
     spec = spec_for(settings["family"], base)
 
-    # Settings such as "auto" were replaced at the start by what was chosen. If the user
-    # still asks for the same, what was chosen stays.
-    asked_at_start = {
+    # Settings such as "auto" were replaced at the start by what was chosen, and the values
+    # before that are in "asked". If the command resolves to these again, what was chosen
+    # stays.
+    values_before_choice = {
         key: value for key, value in run_config.get("asked", {}).items() if key in user
     }
-    start_settings = merge({**old_settings, **asked_at_start}, preset)
-    asked_now = resolve(own_keys, start_settings, spec).to_json()["settings"]
-    asks_the_same = all(
-        asked_now[key] == value for key, value in asked_at_start.items()
+    settings_before_choice = merge({**old_settings, **values_before_choice}, preset)
+    requested = resolve(own_keys, settings_before_choice, spec).to_json()["settings"]
+    requests_the_same = all(
+        requested[key] == value for key, value in values_before_choice.items()
     )
-    if asks_the_same:
-        settings |= {key: old_settings[key] for key in asked_at_start}
+    if requests_the_same:
+        settings |= {key: old_settings[key] for key in values_before_choice}
 
     resolved = resolve(settings, {}, spec)
     # Keys that are new since the run began have their defaults on both sides.
@@ -338,9 +344,9 @@ def checkpoint_of(run: Path, step: int | None, history: History) -> Checkpoint |
     else:
         checkpoint = pick(run, step) if step else None
 
-    if checkpoint is not None and history.newest < checkpoint.step:
+    if checkpoint is not None and history.largest_step < checkpoint.step:
         raise VideotuneError(
-            f"{run / 'journal.jsonl'} lacks the steps from {history.newest + 1} to {checkpoint.step}, which are saved. "
+            f"{run / 'journal.jsonl'} lacks the steps from {history.largest_step + 1} to {checkpoint.step}, which are saved. "
             f"Restore a copy of it, or continue without them: videotune doctor {run} --repair-journal"
         )
     return checkpoint

@@ -406,6 +406,7 @@ def wait_or_raise(trainer: Trainer, step: int, error: OSError) -> None:
 
     until = time.monotonic() + TRY_AGAIN
     while time.monotonic() < until:
+        # A request from before the pause has led to this save, so it does not end it.
         stopped_since = trainer.signals.stop and trainer.signals.at >= trainer.paused_at
         if stopped_since or "stop" in poll_control(trainer.run):
             is_saved = is_kept(trainer.run, step, "backup")
@@ -428,6 +429,8 @@ def with_disk_retry(trainer: Trainer, step: int, write: Callable[[], T]) -> T:
             result = write()
             break
         except OSError as error:
+            # Only the main process waits here. The others call ``write`` again at once, and
+            # wait in its first message (``on_each``) until the main one does.
             if trainer.dist.is_main:
                 wait_or_raise(trainer, step, error)
             elif not is_disk_full(error):

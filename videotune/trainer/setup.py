@@ -130,7 +130,9 @@ def notify_built(trainer: Trainer) -> Trainer:
 
 def _keep_memory_on_cpu(family: DiffusersModel) -> None:
     """Let the allocator keep freed memory for the next step instead of returning it to
-    the system. Before, that of the encoders had to be returned.
+    the system.
+
+    Only once the denoisers are loaded: they need the memory that the encoders return.
     """
     if family.device.type == "cpu":
         keep_freed_memory()

@@ -115,6 +115,7 @@ class StepRecord:
         """
         errors = self.values.tolist()[FIRST_MSE:]
         samples = len(self.window_ids)
+        # errors[index::samples]: the sample's error of the video, and that of its sound.
         broken = tuple(
             window_id
             for index, window_id in enumerate(self.window_ids)

@@ -223,6 +223,7 @@ def make_lr_schedules(
         decay_steps=decay_steps,
         timescale=config.learning_rate_timescale,
     )
+    # By the names of the parameter groups that ``make_trainable`` makes.
     return {
         expert if has_two_experts else "transformer": schedule,
         "embedding": replace(schedule, learning_rate=embedding_rate),

@@ -43,11 +43,11 @@ class PendingSave:
     step: int
     begun: float
     write: Callable[[], Checkpoint]
-    """Writes the checkpoint in the caller's thread."""
+    """Writes the checkpoint, in whichever thread calls it."""
     written: Future[Checkpoint] | None = None
-    """The result of a thread that writes a copy in host memory.
+    """The result of the thread that calls ``write``, on a copy in host memory.
 
-    None: no thread writes.
+    None: no thread does; ``finish_pending_save`` calls it.
     """
     is_shared: bool = False
     """Whether the processes write it together, each its rows."""
@@ -80,6 +80,10 @@ class Trainer:
     signals: Signals = field(default_factory=Signals)
     first_step: int = 1
     """The first step to do."""
+    last_step: int = field(init=False)
+    """The last step that is done and recorded. Each process counts it, because only the
+    main one has a journal.
+    """
     skipped_in_a_row: int = 0
     """Steps that were not finite since the last one that was applied. Those in which only
     float16's loss scale was too large are not counted.
@@ -102,6 +106,9 @@ class Trainer:
     """
     views_counted: ViewsCounted = field(default_factory=ViewsCounted)
     """How often each window has been shown, counted as the journal grows."""
+
+    def __post_init__(self) -> None:
+        self.last_step = self.first_step - 1
 
     @property
     def net(self) -> nn.Module:
@@ -202,12 +209,13 @@ class Trainer:
         """Let the network compute with the average of its weights, if the run has one,
         and restore it bit for bit.
         """
+        # The stack undoes in reverse: first the average is taken out of what the optimizer
+        # holds, then the network gets the masters again.
         with ExitStack() as stack:
             for trainable in self.pool.trainables.values():
                 if trainable.ema is None:
                     continue
                 if trainable.masters:
-                    # Called last, when ``in_place`` has restored the masters.
                     stack.callback(trainable.masters.masters_to_model)
                 stack.enter_context(trainable.ema.in_place())
                 if trainable.masters:
@@ -320,4 +328,6 @@ def count_due(every: int, last: int, after: int = -1) -> int:
     """
     if every <= 0 or after >= last:
         return 0
-    return last // every - after // every + bool(last % every)
+    multiples_of_every = last // every - after // every
+    is_last_between = last % every != 0
+    return multiples_of_every + is_last_between

@@ -365,11 +365,11 @@ class Previews(SamplingCallback):
             for settings, requests in by_settings.items():
                 started = time.perf_counter()
                 samples = [(request.prompt, request.seed) for request in requests]
-                first = [
+                conditions = [
                     self._conditions_of(trainer, request, windows)
                     for request in requests
                 ]
-                rendered = self.samples(trainer, step, settings, samples, first)
+                rendered = self.samples(trainer, step, settings, samples, conditions)
 
                 # Only the main process has samples.
                 seconds = (time.perf_counter() - started) / max(1, len(rendered))
@@ -434,6 +434,8 @@ def write_verdict(
     if is_new_label or is_new_reading:
         trainer.journal.event("verdict", **verdict.to_json())
 
+    # At the end only a label is printed that an earlier reading had already: a new one was
+    # printed with its reading.
     earlier = [line["verdict"] for line in past if line["step"] < verdict.step]
     is_old_label = earlier[-1:] == [verdict.label]
     has_changed = is_new_label and verdict.label is not None

@@ -13,6 +13,7 @@ from videotune.distributed import RankMismatch
 from videotune.exporter.preview_loras import preview_updates
 from videotune.memory.out_of_memory import is_out_of_memory
 from videotune.models.base import DiffusersModel
+from videotune.process_watch import is_lost_connection
 from videotune.runs.stop_signals import Interrupted
 from videotune.sampling.pipeline import (
     RenderedSample,
@@ -108,9 +109,11 @@ class SamplingCallback(Callback):
                 f"the {self.title} at step {step} were interrupted; they are made on resume"
             )
         except RankMismatch:
-            # The other processes wait for this one inside the network.
+            # The processes are no longer at the same point.
             raise
         except Exception as error:
+            if is_lost_connection(error):
+                raise
             # No failure here is worth hours of training.
             prefix = self.failure_prefix.format(step)
             trainer.journal.warn(step, f"{prefix}: {type(error).__name__}: {error}")
