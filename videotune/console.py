@@ -117,8 +117,14 @@ def out(text: object) -> None:
     print(printable(str(text)))
 
 
+_COMMAND = re.compile(r"(next: .*|\s+)(videotune|torchrun) ")
+"""A line that ends with a command."""
+
+
 def wrapped(text: str, indent: str = "  ") -> str:
     """Return a text in lines of the terminal's width; without a terminal as it is.
+
+    A line with a command stays one line, which the terminal folds: so it can be copied.
 
     Args:
         text: The text; characters that a terminal obeys are escaped.
@@ -137,7 +143,7 @@ def wrapped(text: str, indent: str = "  ") -> str:
             break_long_words=False,
             break_on_hyphens=False,
         )
-        if len(line) > columns
+        if len(line) > columns and not _COMMAND.match(line)
         else line
         for line in lines
     )

@@ -116,6 +116,24 @@ def test_a_sentence_is_wrapped_for_a_terminal_only(
     assert lines_of(capsys) == [sentence.strip()]
 
 
+@pytest.mark.parametrize(
+    ("beginning", "is_one_line"),
+    [
+        ("next: videotune train", True),
+        ("next: caption them, then videotune check", True),
+        ("  torchrun --nproc-per-node 2", True),
+        ("videotune reads", False),
+        ("note: videotune writes", False),
+    ],
+)
+def test_a_command_stays_one_line_that_can_be_copied(
+    beginning: str, is_one_line: bool, capsys: Printed, monkeypatch: Patch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    console.tell(beginning + " clips" * 20)
+    assert (len(lines_of(capsys)) == 1) is is_one_line
+
+
 def test_the_last_line_of_a_bar_leaves_no_time(
     capsys: Printed, monkeypatch: Patch
 ) -> None:
