@@ -60,13 +60,17 @@ def test_each_sample_of_a_repeated_step_counts_once(
 def test_a_process_that_is_lost_in_a_compiled_pass_is_no_failure_of_the_compiler(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The pass is not repeated: its messages would wait for that process."""
+    calls = []
     trainer = trainer_of(lab, HALF)
     trainer.pool.compiled = CompiledBlocks()
 
-    def losing(*_: Any) -> Any:
+    def losing(*inputs: Any) -> Any:
+        calls.append(inputs)
         raise RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer")
 
     monkeypatch.setattr(step, "forward_pass", losing)
     with pytest.raises(ProcessLost, match="another process of the run is gone"):
         train_loop(trainer)
+    assert len(calls) == 1
     assert trainer.pool.compiled.failure is None
