@@ -19,6 +19,7 @@ from typing import Any
 
 from videotune.job.overrides import Overrides, resolve_config
 from videotune.model_spec import VideoRules
+from videotune.models.base_model import comfyui_reads_otherwise
 from videotune.planner.fit import planned_dtype
 from videotune.planner.measure import FakeRun
 from videotune.planner.network_facts import read_linear_sizes, read_network_facts
@@ -85,19 +86,29 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """Return the presets with a published base model."""
+    """Return the presets with a published base model, and those of which ``init`` lets
+    captions be read as the model's authors do.
+    """
     result = []
     for preset in shipped.preset_names():
         if preset == "toy":
             continue
-        with redirect_stderr(StringIO()):  # hides where configs come from
-            overrides = Overrides(preset=preset)
-            resolved, spec, base = resolve_config(overrides, planning=True)
-        assert base is not None, preset
-        dtype = planned_dtype(resolved.config, True)
-        inputs = PlanInputs(spec, base.folder, resolved.config, dtype, (), None)
-        result.append(Case(preset, inputs))
+        result.append(_case(preset))
+        base_model = str(shipped.read_preset(preset)["base_model_name"])
+        if comfyui_reads_otherwise(base_model):
+            result.append(_case(preset, "text_encoder.convention=authors"))
     return result
+
+
+def _case(preset: str, *sets: str) -> Case:
+    """Return a preset with changed settings."""
+    with redirect_stderr(StringIO()):  # hides where configs come from
+        overrides = Overrides(preset=preset, sets=sets)
+        resolved, spec, base = resolve_config(overrides, planning=True)
+    assert base is not None, preset
+    dtype = planned_dtype(resolved.config, True)
+    inputs = PlanInputs(spec, base.folder, resolved.config, dtype, (), None)
+    return Case(preset, inputs)
 
 
 def fitting(rules: VideoRules, frames: int, height: int, width: int) -> ClipShape:

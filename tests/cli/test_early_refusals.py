@@ -191,7 +191,8 @@ def test_a_missing_caption_is_refused_early_unless_it_is_allowed_or_a_copy(
         refuse_missing_captions(missing, None)
     assert f"{captions[0]} does not exist" in str(error.value)
     assert f"a text file such as {captions[0]} with the line" in str(error.value)
-    assert "--allow-skips 1.\nWith --set missing_caption=empty" in str(error.value)
+    assert "--allow-skips 1. Other clips are not read yet" in str(error.value)
+    assert "\nWith --set missing_caption=empty" in str(error.value)
 
     refuse_missing_captions(missing, "1")
     for value in ("empty", "skip"):

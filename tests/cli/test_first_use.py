@@ -112,7 +112,7 @@ def test_runs_without_held_out_clips_are_compared_by_their_training_error(
     assert run("compare", tmp_path / "first", tmp_path / "second") == DONE
     printed = " ".join(capsys.readouterr().out.split())
     assert "error on training clips" in printed
-    assert "mean error of the last steps" in printed
+    assert "mean error of the last 50 steps" in printed
     assert "No clip is held out" in printed
 
 

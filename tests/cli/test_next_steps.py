@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.clips import noise, write_clip
 from videotune.cli.main import main
+from videotune.cli.next_steps import proposed_run
 from videotune.presets.shipped import preset_names
 
 Run = Callable[..., tuple[int, str, str]]
@@ -167,3 +168,32 @@ def test_the_questions_of_init_read_each_preset_once(
     assert done.returncode == 0, done.stderr
     assert len(preset_names()) > 20
     assert done.stdout.splitlines()[-1] == "most 1"
+
+
+def test_a_run_folder_that_exists_is_not_proposed_again(
+    videotune: Run, clips: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = tmp_path / "config.yaml"
+    name = tmp_path.name
+    proposed = []
+    for folder in ("runs/first", "runs/second", "runs/third", f"{name}-1"):
+        proposed += [proposed_run(None), proposed_run(config)]
+        (tmp_path / folder).mkdir(parents=True)
+    assert proposed[::2] == ["runs/first", "runs/second", "runs/third", "runs/run-4"]
+    assert set(proposed[1::2]) == {str(tmp_path / f"{name}-1")}
+    assert proposed_run(config) == str(tmp_path / f"{name}-2")
+
+
+def test_status_of_a_new_config_says_what_init_said(
+    videotune: Run, clips: Path, tmp_path: Path
+) -> None:
+    work = tmp_path / "work"
+    model = ("--model", "wan 2.1 1.3B LoRA", "--card", "rtx 4090")
+    _, _, error = init(videotune, work, clips, *model)
+    named = [line.strip() for line in error.partition("next:")[2].splitlines()]
+    _, text, _ = videotune("status", work)
+    commands = [line.strip() for line in text.partition("next:")[2].splitlines()]
+    assert [line for line in commands if line] == [
+        line for line in named if line.startswith(("videotune plan", "videotune train"))
+    ]

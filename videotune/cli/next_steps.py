@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Mapping
-from itertools import islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 CONFIG_NAME = "config.yaml"
 """The file that ``init`` writes."""
 
-USUAL_RUN = "runs/first"
-"""The run folder that is proposed beside clips and other configs."""
+USUAL_RUNS = ("runs/first", "runs/second", "runs/third")
+"""The run folders that are proposed beside clips and other configs."""
 
 _CARD_LINE = "# card: "
 _HEADING_LINES = 40
@@ -64,12 +64,16 @@ def train_command(
 
 
 def proposed_run(config: object) -> str:
-    """Return the run folder that is proposed: in the folder of a config that ``init``
-    wrote, with its name, which the run's files then have.
+    """Return the run folder that is proposed, the first that does not exist yet: in the
+    folder of a config that ``init`` wrote, with its name, which the run's files then have.
     """
-    if not isinstance(config, Path) or config.name != CONFIG_NAME:
-        return USUAL_RUN
-    return str(config.parent / f"{config.absolute().parent.name}-1")
+    if isinstance(config, Path) and config.name == CONFIG_NAME:
+        name = config.absolute().parent.name
+        folders = (str(config.parent / f"{name}-{number}") for number in count(1))
+    else:
+        later = (f"runs/run-{number}" for number in count(len(USUAL_RUNS) + 1))
+        folders = chain(USUAL_RUNS, later)
+    return next(folder for folder in folders if not Path(folder).exists())
 
 
 def card_line(card: str) -> str:

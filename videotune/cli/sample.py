@@ -174,7 +174,7 @@ FACTS = {
     "recommended": "recommended step",
     "held_out": "held-out error",
     "training": "error on training clips",
-    "loss": "mean error of the last steps",
+    "loss": "mean error of the last 50 steps",
     "minutes": "minutes",
 }
 """Facts of a run by their key, with their heading."""

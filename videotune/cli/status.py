@@ -7,6 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from videotune.cli.next_steps import (
+    CONFIG_NAME,
+    card_options,
+    next_command,
+    proposed_run,
+)
 from videotune.cli.options import Arg
 from videotune.console import print_table, tell
 from videotune.text import ONLY_FOR_TOY, counted, duration, memory_size, plain, some
@@ -45,8 +51,7 @@ def status(folder: StatusFolder = Path(".")) -> dict[str, Any]:
     if dataset is not None:
         _show_dataset(dataset)
     elif not runs and not projects:
-        print(f"{folder} holds no run, no project and no clips yet.")
-        print("next: videotune init work    (or: videotune studio)")
+        _show_no_run(folder)
 
     return {
         "runs": [run.to_json() for run in runs],
@@ -56,6 +61,26 @@ def status(folder: StatusFolder = Path(".")) -> dict[str, Any]:
         ],
         "dataset": dataset.to_json() if dataset else None,
     }
+
+
+def _show_no_run(folder: Path) -> None:
+    """Show what comes next in a folder without a run, a project or clips."""
+    config = folder / CONFIG_NAME
+    if not config.is_file():
+        print(f"{folder} holds no run, no project and no clips yet.")
+        print("next: videotune init work    (or: videotune studio)")
+        return
+
+    from videotune.job.overrides import Overrides
+
+    overrides = Overrides(config=config)
+    print(f"{folder} holds a config and no run yet.")
+    print("next:")
+    for command in (
+        next_command("plan", overrides, *card_options(config)),
+        next_command("train", overrides, "--out", proposed_run(config)),
+    ):
+        print(f"  {command}")
 
 
 def _show_runs(runs: Sequence[RunOverview]) -> None:

@@ -281,7 +281,7 @@ def lint_captions(captions: Mapping[str, Iterable[str]]) -> list[str]:
 
 def caption_message(
     without_caption: Sequence[tuple[str, str]],
-    others: Sequence[tuple[str, str]] = (),
+    others: Sequence[tuple[str, str]] | None = (),
     *,
     clip_count: int,
     example: Path,
@@ -290,7 +290,8 @@ def caption_message(
 
     Args:
         without_caption: (path, what is wrong with it) of each.
-        others: those that would be skipped for another reason.
+        others: those that would be skipped for another reason. None: the clips have
+            not been read yet.
         clip_count: how many clips there are in all.
         example: the text file that one of them lacks.
     """
@@ -303,10 +304,13 @@ def caption_message(
         lines.append(f"{counted(len(others), 'other file')} cannot be used either:")
         lines += _listed(others)
 
-    skipped = count + len(others)
     lines.append(caption_advice(example))
+    skipped = count + len(others or ())
     if skipped < clip_count:
-        lines.append(f"Or go on without these files: --allow-skips {skipped}.")
+        line = f"Or go on without these files: --allow-skips {skipped}."
+        if others is None:
+            line += " Other clips are not read yet: `videotune check` counts all that cannot be used."
+        lines.append(line)
     lines.append(
         "With --set missing_caption=empty clips without a caption are trained with no words."
     )

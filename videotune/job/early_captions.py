@@ -43,7 +43,7 @@ def refuse_missing_captions(overrides: Overrides, allow_skips: str | None) -> No
         rows = [(str(clip.path), clip.missing_detail) for clip in without_caption]
         example = without_caption[0].expected_caption
         raise VideotuneError(
-            caption_message(rows, clip_count=len(clips), example=example)
+            caption_message(rows, None, clip_count=len(clips), example=example)
         )
 
 

@@ -225,10 +225,14 @@ def too_few_readings(num_readings: int, to_come: Sequence[int] = ()) -> str:
         return f"the verdict comes with the validation at step {to_come[lacking - 1]}"
 
     planned = num_readings + len(to_come)
-    run_has = f"the run makes {planned}" if to_come else f"the run has {planned}"
+    if to_come:
+        return (
+            f"a verdict needs {MIN_READINGS} validations, the run makes {planned}: "
+            "set a smaller validate_every"
+        )
     return (
-        f"a verdict needs {MIN_READINGS} validations, {run_has}: "
-        "set a smaller validate_every"
+        f"a verdict needs {MIN_READINGS} validations, the run has {planned}: "
+        "a run with a smaller validate_every has more"
     )
 
 
