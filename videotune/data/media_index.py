@@ -44,12 +44,12 @@ from videotune.data.index_rows import (
     Examined,
     FileStamp,
     content_key,
-    drop_path,
     examined_from_row,
     has_listened,
     is_below,
     problem_from_json,
     row_of,
+    row_of_answer,
     suffix_of,
     with_failure,
 )
@@ -467,8 +467,17 @@ class MediaIndex:
         if not answer["id"]:
             return Examined("", problem=problem_from_json(answer["problem"]))
 
+        try:
+            row = row_of_answer(answer, path, until)
+        except ClipProblem as problem:
+            return Examined("", problem=problem)
+
         key = content_key(answer["id"], path)
-        values = self._store_content(key, answer, until)
+        if row:
+            values = {key: json.dumps(row)}
+            self._database.put_content(key, values[key])
+        else:
+            values = self._database.contents([key])
         file_row = FileRow(stamp.size, stamp.mtime_ns, key)
         self._database.put_file(self._name(path), file_row)
 
@@ -476,24 +485,10 @@ class MediaIndex:
         if examined is not None:
             return examined
 
-        # Another process has dropped the content since its hash was known.
+        # The worker only hashed it, because its content was known. Since then another
+        # process has dropped the row, or the row is damaged.
         assert answer.keys() == {"id"}
         missing = MissingFiles([path])
         missing.add(0, stamp)
         with closing(self._examine_in_workers(missing, until)) as answers:
             return self._store(path, stamp, next(answers), until)
-
-    def _store_content(self, key: str, answer: Answer, until: float) -> dict[str, str]:
-        """Store a content, unless it was known and only hashed; return its JSON by key.
-
-        The result is empty if another process has dropped a known content.
-        """
-        row = {name: value for name, value in answer.items() if name != "id"}
-        if not row:
-            return self._database.contents([key])
-
-        row["until"] = until
-        drop_path(row)
-        value = json.dumps(row)
-        self._database.put_content(key, value)
-        return {key: value}

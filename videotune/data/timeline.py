@@ -168,10 +168,12 @@ def last_frame_seconds(timeline: Timeline, stream: Any) -> float:
         fits_declared = declared_seconds == 0 or math.isclose(
             declared_seconds, 1 / rate, abs_tol=tolerance
         )
-        if is_constant and fits_declared:
-            return float(len(timestamps) / rate) - timestamps[-1]
+        seconds_left = float(len(timestamps) / rate) - timestamps[-1]
+        # Coarse ticks fit a rate that is too high, whose end comes before the last frame.
+        if is_constant and fits_declared and seconds_left >= 0:
+            return seconds_left
 
-    if declared_seconds:
+    if declared_seconds > 0:
         return declared_seconds
     return median(following - time for time, following in pairwise(timestamps))
 

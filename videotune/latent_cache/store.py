@@ -80,6 +80,8 @@ class LatentCache:
         self.folder = folder
         self.notes: list[str] = []
         """Sentences for the user on what was found."""
+        self.masks_without_effect = 0
+        """Masks, of those encoded through this object, that hide everything or nothing."""
         self._keep_bytes = keep_bytes
         self._in_memory: OrderedDict[EntryName, dict[str, Tensor]] = OrderedDict()
         self._in_memory_bytes = 0
@@ -343,7 +345,7 @@ class LatentCache:
             items: what each entry is for.
             fits: returns whether an entry can hold that.
         """
-        unusable = 0
+        newly_unusable = 0
         for name, item in items.items():
             if not self.path(*name).is_file():
                 self._checks[name] = _check_of(item, fits)
@@ -357,11 +359,12 @@ class LatentCache:
                     self.get(*name)
                     continue
 
-            unusable += 1
+            # A second try of an encoding finds the same entries again.
+            newly_unusable += name not in self._unusable
             self._unusable.add(name)
-        if unusable:
+        if newly_unusable:
             self.notes.append(
-                f"{counted_are(unusable, 'entry', plural='entries')} damaged or not of this model: "
+                f"{counted_are(newly_unusable, 'entry', plural='entries')} damaged or not of this model: "
                 "encoded again"
             )
 
