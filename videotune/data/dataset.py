@@ -220,6 +220,8 @@ def _examine(
                 companion_paths.append(companion.path)
                 companion_numbers.add(str(companion.path))
 
+    # Each companion is examined once, after the clips, in the order of the numbers: both
+    # follow first occurrences.
     count = len(paths)
     _, first_companions = companion_numbers.number_all()
     for position in first_companions.tolist():

@@ -180,9 +180,8 @@ class _DatasetFolder:
         suffix of the file may be in another case.
         """
 
-        self.foreign_captions = self._foreign_captions(
-            ChainMap(listing.outside_captions, self.is_linked)
-        )
+        caption_is_linked = ChainMap(listing.outside_captions, self.is_linked)
+        self.foreign_captions = self._foreign_captions(caption_is_linked)
         """Targets of captions that are links out of the dataset, unless the target has the
         suffix of a caption. They are not read: through such a link a hostile dataset could
         show the content of any file.

@@ -164,7 +164,8 @@ def _read_media_info(path: str, container: Any) -> MediaInfo:
     demuxed = _read_packets(container, stream, sound_probe)
     frame = demuxed.first_frame
     is_avi = "avi" in container.format.name.split(",")
-    # Without usable timestamps, frames are found by their number.
+    # Without usable timestamps, frames are found by their number. That of an AVI's frame is
+    # also its time, since the rate is constant: so its sound can be placed, see below.
     is_counted = is_avi or any(packet.pts is None for packet in demuxed.packets)
     timeline = build_timeline(demuxed, stream, is_counted=is_counted)
     if len(timeline.ticks) < 2:
