@@ -63,6 +63,27 @@ def test_what_is_found_in_the_cache_is_said_by_several_processes(
     assert outputs.count("1 entry is damaged or not of this model") == 1, outputs
 
 
+def test_masks_without_effect_are_counted_over_all_processes(
+    small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """At this size each drawn box reaches all cells."""
+    counts = []
+    for number in (1, 2):
+        cache = tmp_path / f"cache-{number}"
+        mask = 'conditions=[{"type": "mask"}]'
+        overrides = overrides_of(small_clips, tiny_bases("wan"), cache, mask)
+        sets = [part for text in overrides.sets for part in ("--set", text)]
+        command = ["cache", "--data", str(small_clips), *sets]
+        ended = processes(number, tmp_path / "logs", command)
+        assert ended.codes == (DONE,) * number, ended.failures
+        outputs = re.sub(r"\s+", " ", "".join(ended.said))
+        counts.append(re.findall(r"(\d+) masks? hides? everything", outputs))
+    alone, shared = counts
+    assert len(alone) == 1
+    assert int(alone[0]) > 1
+    assert shared == alone
+
+
 def test_a_cache_that_another_run_writes_ends_all_processes(
     small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path: Path
 ) -> None:

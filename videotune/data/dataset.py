@@ -94,6 +94,7 @@ def scan(
     index = MediaIndex(index_path, progress)
     _examine(candidates, index, config, roots=listed.roots)
     return_free_memory()
+    # The inputs with which a snapshot of this library is written; None: none is.
     remember_for = inputs
     for candidate in prepare_candidates(candidates, config, rules):
         if remember_for is not None and not may_be_remembered(candidate, remember_for):

@@ -176,8 +176,8 @@ class _DatasetFolder:
         self.caption_files = text_files_by_name(
             [*self.files, *listing.outside_captions], caption_suffix
         )
-        """Real path of each text file, by NAME + suffix, spelled as the dataset sets it: the
-        suffix of the file may be in another case.
+        """Path of each text file, by the same path with the suffix that the dataset sets: the
+        file's own suffix may be in another case.
         """
 
         caption_is_linked = ChainMap(listing.outside_captions, self.is_linked)

@@ -83,7 +83,7 @@ def probe(path: str | os.PathLike[str]) -> MediaInfo:
     """Read the media info of a video or, by its suffix, of an image.
 
     Raises:
-        ClipProblem: if the file cannot be used. No bytes make it raise anything else.
+        ClipProblem: if the file cannot be used. Nothing else is raised, whatever its bytes.
     """
     file = Path(path)
     stat_of(file)
@@ -327,7 +327,7 @@ def _wide_gamut(frame: Any, context: Any) -> Literal["BT.2020", "P3"] | None:
 
 
 JOINT_PACKETS = 2
-"""The last packets of a part may look incomplete, since another part follows them."""
+"""How many of a part's last packets may look incomplete because another part follows."""
 
 
 class _Damage(NamedTuple):
@@ -339,7 +339,7 @@ class _Damage(NamedTuple):
     """
 
     frames_up_to: int
-    """Frames of the stream up to it, its own included."""
+    """How many frames the stream has up to the packet, with the packet's own."""
 
     restarts_before: int
     """Restarts of the clock before it."""

@@ -74,6 +74,7 @@ def group_by_source(
     Returns:
         The source of each clip, and notes for the user.
     """
+    # 1. Sources by names, and which names pictures join: each label is a source video.
     table = SourceClipTable.of(clips)
     order = table.path_order()
     ordered_clips = table.take(order)
@@ -85,12 +86,14 @@ def group_by_source(
     label_of_name = join_by_pictures(pictures or PictureTable(table), name_numbers)
     joined = _joined_names(label_of_name)
 
+    # 2. Notes.
     labels = label_of_name[name_numbers]
     joined_series = _joined_series(ordered_clips, labels, series_by_folder)
     notes = _notes_on_series(series_by_folder, joined_series)
     clip_count = int(np.isin(labels, list(joined)).sum())
     notes += _notes_on_joined(ordered_clips, joined, first_clips, clip_count)
 
+    # 3. The source of each clip, in the order in which the clips were given.
     smallest_names = {}
     for label, numbers_of_label in joined.items():
         smallest_names[label] = min(names[first_clips[k]] for k in numbers_of_label)
@@ -265,10 +268,12 @@ def _name_of(source: str) -> str:
 
 
 def _names_of_video(source: str) -> set[str]:
-    """Return names under which clips of another folder would be cuts of the same video.
+    """Return names that clips of another folder would have if they were cuts of the same
+    video: of "film_03", "film_03" and "film".
 
-    A clip that was moved away from the other cuts of its video is alone in its folder,
-    where its number says nothing. Numbers of cameras are the same in any folder.
+    A clip that was moved into a folder of its own lacks the other cuts there, which would
+    show that its number is a cut's. Names that cameras give occur in any folder, so they
+    return none.
     """
     name = _name_of(source)
     if _CAMERA.match(name) or name.isdigit():

@@ -45,7 +45,9 @@ from videotune.rng import generator_for
 from videotune.types import ConditionPixels, FrameSample, Window
 
 ENCODED_ALONE = ("last_frame", "suffix", "mask")
-"""Conditions, in place or appended, that have a cache entry of their own."""
+"""Conditions, in place or appended, that are encoded by themselves into a cache entry of
+their own. First frames and prefixes are cut out of the clip's latents.
+"""
 
 CHANNELS = "channels"
 """Type of a ``ConditionSample`` of all conditions that channels show together."""

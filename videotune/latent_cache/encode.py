@@ -77,8 +77,8 @@ def encode_missing(
     progress: ProgressFn,
     lock_is_held: bool = False,
 ) -> float:
-    """Encode what is missing. On a card, a thread writes each entry while the
-    next one is encoded.
+    """Encode what is missing. With a GPU, a thread writes each entry while the next one is
+    encoded.
 
     Args:
         family: the base model.
@@ -222,8 +222,8 @@ def _write_masks(
             "window": sample.window.id,
             "variant": sample.variant,
         }
-        share = cell_shares(mask_pixels(frames), rules)
-        writer.put("masks", key, {MASK_TENSOR: share}, metadata)
+        covered_shares = cell_shares(mask_pixels(frames), rules)
+        writer.put("masks", key, {MASK_TENSOR: covered_shares}, metadata)
 
         waited += wait
         progress(_with_rate("masks", done, begun), done, len(remaining))

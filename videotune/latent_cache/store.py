@@ -91,12 +91,12 @@ class LatentCache:
         self.remote = remote
         """The entries on an object store."""
         self._checks: dict[EntryName, Callable[[CacheEntry], bool]] = {}
-        """Whether entries fit what they are for that are not here yet."""
+        """By entry that is not in the folder yet: whether what comes fits what it is for."""
         self._lock = RLock()
 
         try:
             refuse_links(folder, KINDS)
-            unknown_files = self.unknown_files()  # fills _entries, too
+            unknown_files = self.unknown_files()  # reads all entries into _entries
         except OSError as error:
             raise VideotuneError(
                 f"the cache {folder} cannot be read: {error}. Set cache_dir to another folder."
@@ -356,7 +356,7 @@ class LatentCache:
                 if self._in_memory_bytes + entry.bytes > self._keep_bytes:
                     continue
                 with suppress(VideotuneError):
-                    self.get(*name)
+                    self.get(*name)  # raises it if the entry is damaged
                     continue
 
             # A second try of an encoding finds the same entries again.

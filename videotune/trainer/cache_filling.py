@@ -88,11 +88,12 @@ def _conditions_of(
     for window, variant in samples:
         is_plain = variant == DETERMINISTIC_VARIANT
         only_types = types_of_most_samples if is_plain else None
-        choices = [
+        # Of each condition, its samples: one for each box that a mask may hide, else one.
+        samples_by_condition = [
             *_conditions_not_on_channels(job, window, variant, only_types),
             *_conditions_on_channels(job, window, variant, drawn_sets, only_types),
         ]
-        for samples_of_boxes in choices:
+        for samples_of_boxes in samples_by_condition:
             conditions += samples_of_boxes[:1] if is_plain else samples_of_boxes
 
         if window.shape.sound:
@@ -208,7 +209,8 @@ def fill_cache_of_run(
     else:
         is_leader = dist.is_main
 
-    # Nothing is missing now, unless somebody removed it: this prints the notes.
+    # All is encoded, unless somebody has removed something meanwhile. So this only prints
+    # the notes, and finishes the uploads.
     if is_leader:
         fill_cache(job, family, store, reads, on_progress=on_progress)
     dist.barrier()
