@@ -297,6 +297,7 @@ class CandidateTable(Sequence[Candidate]):
         if isinstance(index, slice):
             return [self[position] for position in range(len(self))[index]]
         row = range(len(self))[index]
+        # What its file gave, then its preparation, then the comparison of all clips.
         candidate = Candidate(self._files[row], *self.settings_of(row))
         candidate.problem = self._problems.get(row)
         self._set_examined(row, candidate)

@@ -183,8 +183,8 @@ def _open_by_parquet(
 
     Args:
         folder: the dataset's folder.
-        within: Parquet files that are links may lead out of this folder only to other
-            Parquet files.
+        within: Parquet files may be links to any file of this folder, but out of it only to
+            other Parquet files.
         cache: folder into which clips are unpacked.
         progress: called while they are unpacked.
         columns: the columns that the dataset names.
