@@ -270,6 +270,12 @@ def filmed(path: Path, frames: np.ndarray, fps: float = 24, **how: Any) -> Sourc
             ["film_1", "film_1", "film_2", "film_2"],
         ),
         (["a/film_scene1", "b/film_scene2", "a/film"], ["a/film", "b/film", "a/film"]),
+        # Cuts of one video may differ in case.
+        (["Sea_1", "sea_2", "b_1", "b_2"], ["Sea", "Sea", "b", "b"]),
+        (["Sea-scene-1", "sea-Scene-2", "sea"], ["Sea", "Sea", "Sea"]),
+        # Names without a mark of a cut may be ids.
+        (["aB", "Ab", "film_scene1"], ["aB", "Ab", "film"]),
+        (["A/film_scene1", "a/Film_scene1"], ["A/film", "a/Film"]),
     ],
 )
 def test_names_join_cuts_of_one_video(files: list[str], sources: list[str]) -> None:
@@ -323,6 +329,17 @@ def test_back_to_back_chunks_are_one_source_and_no_duplicates(tmp_path: Path) ->
     clips = [filmed(tmp_path / f"{name}.mp4", part) for name, part in parts]
     assert len(set(group_by_source(clips)[0])) == 1
     assert near_duplicates(clips) == []
+
+
+def test_a_note_on_joined_names_counts_clips(tmp_path: Path) -> None:
+    """Not the names, each of which may have several clips."""
+    frames = shots([1], 48)
+    clips = []
+    for name in ("sea-scene-1", "sea-scene-2", "beach-scene-1"):
+        clips.append(filmed(tmp_path / f"{name}.mp4", frames))
+    sources, notes = group_by_source(clips)
+    assert sources == ["set/beach"] * 3
+    assert "3 clips show 1 source video" in notes[0]
 
 
 def test_numbered_names_that_pictures_join_have_one_note(tmp_path: Path) -> None:

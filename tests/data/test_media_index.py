@@ -19,9 +19,11 @@ from tests.support.index_files import as_json, read_index, write_index
 from videotune.data import media_index as module
 from videotune.data.archives import silent
 from videotune.data.content_scan import ContentScan, scan_content
+from videotune.data.index_rows import FileStamp
 from videotune.data.media_index import INDEX_VERSION, MediaIndex
 from videotune.data.media_info import MediaInfo
 from videotune.data.probe import probe
+from videotune.data.worker_process import examine
 from videotune.data.workers import Workers
 from videotune.files import hash_file
 
@@ -296,6 +298,27 @@ def test_another_versions_index_is_made_anew_without_a_note(
     write_index(index, value | {"av": "1.2.3"})
     assert scan(folder, index) == good
     assert read_index(index)["av"] == value["av"]
+
+
+def test_a_file_with_an_impossible_value_has_a_problem(
+    folder: Path, tmp_path: Path
+) -> None:
+    """It neither ends the scan nor enters the index."""
+    path = folder / "a.mp4"
+    answer = examine(str(path), until=3600.0, known_ids=[])
+    answer["info"]["frame_seconds"] = -0.02
+    index = MediaIndex(tmp_path / "index.sqlite")
+    stat = path.stat()
+    stamp = FileStamp(stat.st_size, stat.st_mtime_ns)
+
+    examined = index._store(path, stamp, answer, until=3600.0)
+
+    assert examined.problem is not None
+    assert examined.problem.reason == "unreadable"
+    assert examined.info is None
+    assert index.notes == []
+    scan(folder, tmp_path / "index.sqlite")
+    assert codecs(scan(folder, tmp_path / "index.sqlite"))["a.mp4"] == "h264"
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])

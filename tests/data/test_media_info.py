@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import av
@@ -29,6 +30,7 @@ from videotune.data.decode import decode
 from videotune.data.file_checks import ClipProblem
 from videotune.data.media_info import MediaInfo
 from videotune.data.probe import probe
+from videotune.data.timeline import Timeline, last_frame_seconds
 from videotune.files import hash_file
 
 
@@ -462,3 +464,21 @@ def test_dolby_vision_without_a_compatible_picture_is_refused(tmp_path: Path) ->
         path.write_bytes(path.read_bytes().replace(b"hvc1", b"dvh1"))
     assert "Dolby Vision" in problem_of(plain).detail
     assert probe(hlg_too).hdr == "HLG"
+
+
+@pytest.mark.parametrize(("last_duration", "seconds"), [(0, 0.04), (1, 0.04)])
+def test_a_rate_beyond_coarse_ticks_leaves_the_last_frame_its_time(
+    last_duration: int, seconds: float
+) -> None:
+    """Three frames at 25 a second, in ticks of 1/25, of a stream that declares 50: each is
+    within a tick of its place at 50, where the clip would end before the third one.
+    """
+    timeline = Timeline(
+        ticks=[0, 1, 2],
+        time_base=Fraction(1, 25),
+        keyframes=(0,),
+        undecodable_frames=0,
+        last_duration=last_duration,
+    )
+    stream = SimpleNamespace(guessed_rate=Fraction(50), average_rate=None)
+    assert last_frame_seconds(timeline, stream) == pytest.approx(seconds)

@@ -395,15 +395,18 @@ def test_files_become_the_latents_that_training_would_have_of_them(
 
 @pytest.mark.parametrize(("white", "is_said"), [(64, True), (24, False)])
 def test_a_mask_that_leaves_nothing_is_said(
-    white: int, is_said: bool, lab: Lab, lossless: Callable[[Path, np.ndarray], Path]
+    white: int,
+    is_said: bool,
+    lab: Lab,
+    lossless: Callable[[Path, np.ndarray], Path],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = lossless(lab.tmp / "clips", noise(FRAMES, 64, 64))
     pixels = np.zeros((64, 64, 3), np.uint8)
     pixels[:, :white] = 255
     write_image(folder / "masks" / "a.png", pixels)
     source = source_of(lab, conditions("mask"), folder)
-    said = [note for note in source.store.notes if "conditions: mask" in note]
-    assert bool(said) == is_said
+    assert ("conditions: mask: 1 mask hide" in capsys.readouterr().err) == is_said
     batch = plain_batch(source, source.buckets[0][0])
     assert bool(batch.conditioning_mask.any()) != is_said
 

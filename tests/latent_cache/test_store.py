@@ -424,3 +424,14 @@ def test_a_link_at_any_depth_is_refused(tmp_path: Path, depth: str) -> None:
     (folder / depth).symlink_to(elsewhere)
     with pytest.raises(VideotuneError, match="link"):
         LatentCache(folder)
+
+
+def test_an_unusable_entry_is_noted_once(tmp_path: Path) -> None:
+    """Also if a second try of an encoding looks for what is missing."""
+    filled(tmp_path, 2)
+    store = LatentCache(tmp_path)
+    items = {("latents", "k0"): "a window"}
+    for _ in range(2):
+        store.mark_unusable(items, lambda entry, item: False)
+    assert len(store.notes) == 1
+    assert not store.has("latents", "k0")

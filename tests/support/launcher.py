@@ -23,7 +23,7 @@ import torch
 
 from tests.support import fork_server, interruptions
 from tests.support.run_results import steps_of
-from videotune.errors import DONE
+from videotune.errors import DONE, FAILED
 from videotune.job.overrides import Overrides
 from videotune.runs.checkpoint import complete_checkpoints
 
@@ -37,6 +37,9 @@ LOOKING = (
 
 LONGEST = 300.0
 """Seconds after which processes that wait for each other are given up."""
+
+WAITING = 120.0
+"""Seconds until a process that should have ended by itself is given up."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +152,23 @@ def begin(
         for rank in range(count)
     ]
     return crowd, logs
+
+
+def said_by_all(
+    count: int, logs: Path, words: Sequence[str], fault: str = ""
+) -> list[str]:
+    """Return what processes say that all fail by themselves; none kills another."""
+    crowd, files = begin(count, logs, words, fault)
+    for process in crowd:
+        process.join(WAITING)
+    is_stuck = [process.is_alive() for process in crowd]
+    for process in crowd:
+        process.kill()
+        process.join(WAITING)
+    said = [file.read_text() for file in files]
+    assert not any(is_stuck), said
+    assert [process.exitcode for process in crowd] == [FAILED] * count, said
+    return said
 
 
 def one(

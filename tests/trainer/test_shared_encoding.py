@@ -2,11 +2,12 @@
 often one of them is killed.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.support.launcher import overrides_of, processes
+from tests.support.launcher import overrides_of, processes, said_by_all
 from tests.support.run_processes import KILLED
 from videotune.errors import DONE
 from videotune.latent_cache.store import LatentCache
@@ -41,3 +42,56 @@ def test_killed_processes_leave_nothing_out_and_repeat_nothing(
     assert set(writes) == names
     assert set(writes.values()) == {1}
     assert {f"{kind}/{key}" for kind, key in LatentCache(cache).names()} == names
+
+
+def test_what_is_found_in_the_cache_is_said_by_several_processes(
+    small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    overrides = overrides_of(small_clips, tiny_bases("wan"), cache)
+    sets = [part for text in overrides.sets for part in ("--set", text)]
+    command = ["cache", "--data", str(small_clips), *sets]
+    ended = processes(1, tmp_path / "logs", command)
+    assert ended.codes == (DONE,), ended.failures
+    damaged = LatentCache(cache).path(*LatentCache(cache).names()[0])
+    damaged.write_bytes(damaged.read_bytes()[:50])
+
+    ended = processes(2, tmp_path / "logs", command)
+
+    assert ended.codes == (DONE, DONE), ended.failures
+    outputs = re.sub(r"\s+", " ", "".join(ended.said))
+    assert outputs.count("1 entry is damaged or not of this model") == 1, outputs
+
+
+def test_masks_without_effect_are_counted_over_all_processes(
+    small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """At this size each drawn box reaches all cells."""
+    counts = []
+    for number in (1, 2):
+        cache = tmp_path / f"cache-{number}"
+        mask = 'conditions=[{"type": "mask"}]'
+        overrides = overrides_of(small_clips, tiny_bases("wan"), cache, mask)
+        sets = [part for text in overrides.sets for part in ("--set", text)]
+        command = ["cache", "--data", str(small_clips), *sets]
+        ended = processes(number, tmp_path / "logs", command)
+        assert ended.codes == (DONE,) * number, ended.failures
+        outputs = re.sub(r"\s+", " ", "".join(ended.said))
+        counts.append(re.findall(r"(\d+) masks? hides? everything", outputs))
+    alone, shared = counts
+    assert len(alone) == 1
+    assert int(alone[0]) > 1
+    assert shared == alone
+
+
+def test_a_cache_that_another_run_writes_ends_all_processes(
+    small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Only the leader finds the folder locked; the others wait for it."""
+    cache = tmp_path / "cache"
+    overrides = overrides_of(small_clips, tiny_bases("wan"), cache)
+    sets = [part for text in overrides.sets for part in ("--set", text)]
+    command = ["cache", "--data", str(small_clips), *sets]
+    with LatentCache(cache).write_lock():
+        outputs = said_by_all(2, tmp_path / "logs", command)
+    assert "is being written by" in outputs[0], outputs

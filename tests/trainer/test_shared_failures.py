@@ -4,20 +4,24 @@ and what a process says when another one is lost. Real processes, FSDP2 over glo
 
 import json
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.support.command_line import Bases
-from tests.support.launcher import QUIET, STEPS, begin, overrides_of, processes
+from tests.support.launcher import (
+    QUIET,
+    STEPS,
+    WAITING,
+    begin,
+    overrides_of,
+    processes,
+    said_by_all,
+)
 from tests.support.run_results import of_kind
 from videotune.errors import DONE, FAILED
 from videotune.job.overrides import Overrides
 from videotune.runs.checkpoint import complete_checkpoints, incomplete_checkpoints, pick
-
-WAITING = 120.0
-"""Seconds until a process that should have ended is given up."""
 
 
 @pytest.fixture(scope="module")
@@ -32,21 +36,6 @@ def words(
 def arguments(run: Path, words: Overrides, *sets: str) -> list[str]:
     chosen = [part for text in (*words.sets, *sets) for part in ("--set", text)]
     return ["train", "--out", str(run), "--data", str(words.data), *chosen]
-
-
-def said_by_all(count: int, logs: Path, words: Sequence[str], fault: str) -> list[str]:
-    """Return what processes say that all fail by themselves; none kills another."""
-    crowd, files = begin(count, logs, words, fault)
-    for process in crowd:
-        process.join(WAITING)
-    is_stuck = [process.is_alive() for process in crowd]
-    for process in crowd:
-        process.kill()
-        process.join(WAITING)
-    said = [file.read_text() for file in files]
-    assert not any(is_stuck), said
-    assert [process.exitcode for process in crowd] == [FAILED] * count, said
-    return said
 
 
 @pytest.mark.parametrize("method", ["FINE_TUNE", "LORA"])

@@ -54,6 +54,7 @@ def buckets(library: Library) -> dict[BucketKey, WindowTable]:
             [is_shown(pacing, first_step) for pacing in columns.pacings], bool
         )
         numbers, keys = _key_numbers(windows, columns, windows_pacing, first_step)
+        # First all windows, then the second copies of those with repeats, and so on.
         for copy in range(int(columns.repeats.max(initial=1))):
             has_copy = copy < columns.repeats[clip_of_window]
             positions = np.flatnonzero(has_copy & is_pacing_shown[windows_pacing])
@@ -118,6 +119,7 @@ def _first_steps(pacings: Collection[Pacing]) -> list[int]:
     first_steps = sorted(borders)
     if pacings and not any(is_shown(pacing, first_steps[-1]) for pacing in pacings):
         first_steps.pop()
+    # 0 has no meaning: something is shown in the last phase, so its end is not reported.
     for step, next_step in pairwise([*first_steps, 0]):
         if pacings and not any(is_shown(pacing, step) for pacing in pacings):
             raise VideotuneError(
@@ -133,6 +135,7 @@ def last_windows(*tables: WindowTable) -> Iterator[Window]:
     """
     yielded_ids: set[str] = set()
     for table in reversed(tables):
+        # The first position of each clip, counted from the end of the table.
         owners = table.owners()
         _, from_end = np.unique(owners[::-1], return_index=True)
         for position in np.sort(len(owners) - 1 - from_end).tolist():

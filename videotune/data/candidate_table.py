@@ -152,8 +152,8 @@ class CandidateTable(Sequence[Candidate]):
         self._dataset = array("i")
         self._files: SpilledRows[ClipFile] = SpilledRows()
         self._relative_paths = PackedTexts()
-        self._content_ids: dict[int, str] = {}
-        """Ids of contents that are not the hash of one file."""
+        self._ids_of_frame_folders: dict[int, str] = {}
+        """Content ids, by row, of the folders of frames that are one clip."""
         self._problems: dict[int, ClipProblem] = {}
         """Problems of files that were known before any was examined."""
 
@@ -162,7 +162,7 @@ class CandidateTable(Sequence[Candidate]):
         """Position of each candidate's result; -1: it was not examined."""
         self._companions: Callable[[ClipFile], dict[Role, Companion]] | None = None
         self.content_ids = PackedTexts()
-        """Hash of the bytes of each candidate; "" if they cannot be read."""
+        """Content id of each candidate; "" if its bytes cannot be read."""
         self.seconds = array("d")
         """Duration of each candidate; 0 if it is unknown."""
 
@@ -182,7 +182,7 @@ class CandidateTable(Sequence[Candidate]):
         if problem is not None:
             self._problems[len(self._files)] = problem
         if file.content_id:
-            self._content_ids[len(self._files)] = file.content_id
+            self._ids_of_frame_folders[len(self._files)] = file.content_id
         root = self._settings[-1].location.root
         self._relative_paths.append(file.path.relative_to(root).as_posix())
         self._files.append(file)
@@ -238,7 +238,7 @@ class CandidateTable(Sequence[Candidate]):
                 position += 1
 
             result = self.examined(row)
-            self.content_ids.append(self._content_ids.get(row, result.id))
+            self.content_ids.append(self._ids_of_frame_folders.get(row, result.id))
             seconds = 0.0 if result.info is None else result.info.seconds
             self.seconds.append(seconds)
 
@@ -297,6 +297,7 @@ class CandidateTable(Sequence[Candidate]):
         if isinstance(index, slice):
             return [self[position] for position in range(len(self))[index]]
         row = range(len(self))[index]
+        # What its file gave, then its preparation, then the comparison of all clips.
         candidate = Candidate(self._files[row], *self.settings_of(row))
         candidate.problem = self._problems.get(row)
         self._set_examined(row, candidate)

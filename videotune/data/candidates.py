@@ -171,6 +171,9 @@ class Candidate:
     def place_windows(self, config: Config, rules: VideoRules) -> None:
         """Set the size and the windows; nothing is random for a held-out clip.
 
+        Called when a candidate is prepared, before any clip is held out, and again for those
+        that are (``compare_clips``).
+
         Raises:
             ClipProblem: "too_short" if no window fits; "no_sound" or "sound_speed" if
                 the run needs a sound that the clip does not have.

@@ -64,7 +64,9 @@ def compare_clips(
     )
 
     def finish(candidate: Candidate) -> None:
-        # Once more, because windows of held-out clips have nothing random.
+        """Complete a usable candidate that was read from the table."""
+        # Each read of the table builds a candidate with the windows of its preparation,
+        # when no clip was held out yet. Those of held-out clips have nothing random.
         if candidate.held_out:
             candidate.place_windows(config, rules)
         candidate.mirror()

@@ -59,11 +59,10 @@ class ClipFile:
     """Path at which the layout expects the text file."""
 
     metadata_texts: tuple[str, ...] | None = None
-    """Captions of the clip's row in a metadata file; if not None, its text file is ignored.
-    () if the row has no text.
+    """Captions of the clip's row in a metadata file, each of one or more lines; () if the row
+    has no text. The clip's text file is then ignored.
 
-    Each may have several lines. None if there is no row, or a row that only names
-    companions.
+    None: the text file counts, because there is no row, or one that only names companions.
     """
 
     metadata_row: str | None = None

@@ -88,6 +88,7 @@ def _check_size(choice: int | Size, rules: VideoRules, shrink: int) -> None:
 
 def _size_problem(choice: int | Size, rules: VideoRules, shrink: int) -> str | None:
     """Return why the model does not accept a size, with a remedy, or None."""
+    # A single number is both sides of a square, whose area a frame has at any aspect ratio.
     sides = (choice,) if isinstance(choice, int) else choice
     multiple = rules.side_multiple * shrink
 

@@ -8,10 +8,12 @@ before it ended.
 from typing import Any
 
 FALL_SECONDS = 0.1
-"""A clock that falls back by more has restarted; the ffmpeg program uses the same bound."""
+"""At a keyframe, a clock that falls back by more has restarted; the ffmpeg program uses the
+same bound.
+"""
 
 LONG_FALL_SECONDS = 1.0
-"""A shorter fall counts only at a keyframe: Matroska has no decoding times, and those
+"""At any other frame it must fall back by more than this: Matroska has no decoding times, and those
 that FFmpeg makes up for it after a joint fall by a few frames within each group.
 """
 
@@ -71,7 +73,7 @@ class StreamClock:
             return True
 
         if self._last_time is None:
-            # What the clock shows first may be below 0.
+            # The first part begins where its clock does, which may be below 0.
             self._end = time
         elif self._has_restarted(packet, time, self._last_time):
             self.restarts += 1

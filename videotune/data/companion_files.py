@@ -19,13 +19,15 @@ ROLES: tuple[Role, ...] = ("loss_mask", "mask", "reference", "control", "start_i
 """Roles in the order in which companions are listed."""
 
 LOSS_FOLDERS = ("loss_masks",)
-"""Folders of masks that are for the loss only."""
+"""Folders of masks that are only for the loss."""
 
 MASK_FOLDERS = (*LOSS_FOLDERS, "masks")
-"""Folders of loss masks. If a clip has a file in both, the first one counts."""
+"""Folders of masks for the loss. If a clip has a file in both, the first one counts."""
 
 CONDITION_FOLDERS = ("masks",)
-"""Folders of masks that say what a sample is conditioned on."""
+"""Folders of masks that say what a sample is conditioned on. A file of ``masks`` serves
+both uses.
+"""
 
 FOLDER_OF_ROLE: dict[Role, str] = {"reference": "references", "control": "controls"}
 """Folders of the files that some conditions show, by role."""
@@ -76,12 +78,13 @@ class CompanionFiles:
         self._folders = self._find_companion_folders(media, folders)
 
         self.paths: set[str] = set()
-        """Files that are companions and therefore no clips."""
+        """All companions: such a file is no clip."""
         self._by_stem: dict[str, str] = {}
         """Path of a companion by that path without its suffix."""
-        # Most datasets have no companions: then no path is looked at.
-        candidates = sorted([*media, *outside]) if outside or self._folders else []
-        for path in candidates:
+        # Most datasets have no folder of companions: then no path is looked at.
+        has_folders = bool(outside or self._folders)
+        searched_paths = sorted([*media, *outside]) if has_folders else []
+        for path in searched_paths:
             if path in outside or self._is_in_companion_folder(path):
                 stem = os.path.splitext(path)[0]
                 self._by_stem.setdefault(stem, path)

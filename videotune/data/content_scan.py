@@ -248,8 +248,9 @@ class _ScanStatistics:
         """Mean change from frame i to i + 1."""
 
         self.likenesses: dict[int, float] = {}
-        """By frame i, the largest ``likeness`` between a frame shortly before it and
-        one from it on: whether the picture returns after a change.
+        """By boundary (number i lies before frame i), the largest ``likeness`` of a frame
+        shortly before it and one shortly after it. It is high if the picture returns after a
+        change, as after a flash.
         """
 
         self.sizes: set[tuple[int, int]] = set()
@@ -337,6 +338,7 @@ class _ScanStatistics:
         half_size = picture.reshape(SIDE // 2, 2, SIDE // 2, 2).mean((1, 3))
         details = fine_details(half_size)
 
+        # As many frames as ``CUT_SECONDS`` have here, within bounds.
         first_recent = bisect_left(self._stamps, self._stamps[index] - CUT_SECONDS)
         frames_each_side = min(15, max(2, index - first_recent))
         self._recent_details = deque(

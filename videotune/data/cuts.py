@@ -120,7 +120,8 @@ def find_cuts(
         neighbour_changes = [padded_changes[k] for k in neighbours]
         usual_change = sum(neighbour_changes) / 4
 
-        # After a gap in time more has moved.
+        # Over a longer gap in time than its neighbours have, a picture changes more without
+        # a cut.
         neighbour_gaps = [
             padded_gaps[k]
             for k in neighbours

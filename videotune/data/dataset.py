@@ -94,6 +94,7 @@ def scan(
     index = MediaIndex(index_path, progress)
     _examine(candidates, index, config, roots=listed.roots)
     return_free_memory()
+    # The inputs with which a snapshot of this library is written; None: none is.
     remember_for = inputs
     for candidate in prepare_candidates(candidates, config, rules):
         if remember_for is not None and not may_be_remembered(candidate, remember_for):
@@ -220,6 +221,8 @@ def _examine(
                 companion_paths.append(companion.path)
                 companion_numbers.add(str(companion.path))
 
+    # Each companion is examined once, after the clips, in the order of the numbers: both
+    # follow first occurrences.
     count = len(paths)
     _, first_companions = companion_numbers.number_all()
     for position in first_companions.tolist():

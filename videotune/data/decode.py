@@ -231,8 +231,10 @@ class _Resizer:
 
 def _undeclared_matrix(frame: Any) -> Any:
     """Return the colour matrix of a frame that declares none; None if it does."""
+    # ITU-T H.273: BT.709, FCC, BT.470BG, SMPTE 170M, SMPTE 240M and BT.2020.
     if frame.format.is_rgb or frame.colorspace in (1, 4, 5, 6, 7, 9):
         return None
+    # As players do: BT.709 for HD, and BT.601 below.
     is_hd = frame.height > 576 or frame.width >= 1280
     return (
         av_reformatter.Colorspace.ITU709 if is_hd else av_reformatter.Colorspace.ITU601

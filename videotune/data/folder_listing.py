@@ -28,7 +28,9 @@ class FolderListing(NamedTuple):
     """Folders of training runs, whose files are left out."""
 
     outside_captions: dict[str, bool]
-    """Files of a ``captions`` folder beside the dataset folder, like ``is_linked``."""
+    """Whether a link led to a file of the ``captions`` folder beside the dataset folder, by
+    the file's path.
+    """
 
 
 def list_folder(root: Path) -> FolderListing:

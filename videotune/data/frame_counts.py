@@ -192,7 +192,8 @@ def split_by_frame_count(video: VideoConfig) -> list[VideoConfig]:
 def smallest_window(video: VideoConfig, rules: VideoRules) -> int:
     """Return the fewest frames that the window of a short clip may have.
 
-    This is ``min_frames``, or the smallest valid count from 5 on.
+    This is ``min_frames``, or the smallest valid count from 5 on; the model's smallest of
+    all (``frame_rest``) if it has none from there on.
 
     Raises:
         VideotuneError: if ``min_frames`` is more than a window has.

@@ -114,7 +114,9 @@ class FrameReader:
                 self._may_seek = False
 
     def _first_run(self, needed: Sequence[int]) -> list[int]:
-        """Return the first needed frames, up to the first gap that a seek skips faster."""
+        """Return the first run of the needed frames: those up to the first gap that a seek
+        skips faster.
+        """
         if not self._may_seek:
             return list(needed)
         for count, (index, following) in enumerate(pairwise(needed), start=1):
@@ -132,7 +134,9 @@ class FrameReader:
         return index if self.info.counted else self.info.ticks[index]
 
     def _decode_run(self, run: Sequence[int]) -> Iterator[tuple[int, Any]]:
-        """Yield the frames of one run; continue the current pass or start another."""
+        """Yield the frames of one run, which is decoded without a seek. Continue the pass that
+        decodes since the last seek, or start another if the run is not ahead of it.
+        """
         missing = {self._position_of(index): index for index in run}
         last_position = max(missing)
         keyframe = self._keyframe_before(run[0])
@@ -142,8 +146,8 @@ class FrameReader:
             if is_behind or (self._may_seek and keyframe > self._reached + LEAP):
                 self._start(keyframe if self._may_seek else 0)
 
-            # The last frame of the run before may be needed again; chain() then frees
-            # it.
+            # The last frame of the run before may be needed again, so it comes first. Only
+            # chain() holds it then, and frees it.
             decoded = chain([] if self._last is None else [self._last], self._decoded)
             for position, frame in decoded:
                 self._last = (position, frame)

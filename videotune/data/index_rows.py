@@ -76,6 +76,30 @@ def examined_from_row(
     return Examined(content_id, info, scan, problem=problem)
 
 
+def row_of_answer(answer: Answer, path: Path, until: float) -> ContentRow:
+    """Return the row of a content that a worker has examined; empty if the worker has only
+    hashed it, because it was known.
+
+    Args:
+        answer: what ``worker_process.examine`` returned.
+        path: the file.
+        until: seconds of the clip that were to be scanned.
+
+    Raises:
+        ClipProblem: if a value of the file is impossible, which no index may hold.
+    """
+    row = {name: value for name, value in answer.items() if name != "id"}
+    if not row:
+        return row
+    row["until"] = until
+    drop_path(row)
+    try:
+        examined_from_row(answer["id"], row, path, until)
+    except DAMAGE as error:
+        raise ClipProblem("unreadable", f"its container is damaged: {error}") from error
+    return row
+
+
 def row_of(clip: Examined, until: float) -> ContentRow:
     """Return the row of a usable clip whose first ``until`` seconds were scanned."""
     assert clip.info is not None

@@ -176,13 +176,12 @@ class _DatasetFolder:
         self.caption_files = text_files_by_name(
             [*self.files, *listing.outside_captions], caption_suffix
         )
-        """Real path of each text file, by NAME + suffix, spelled as the dataset sets it: the
-        suffix of the file may be in another case.
+        """Path of each text file, by the same path with the suffix that the dataset sets: the
+        file's own suffix may be in another case.
         """
 
-        self.foreign_captions = self._foreign_captions(
-            ChainMap(listing.outside_captions, self.is_linked)
-        )
+        caption_is_linked = ChainMap(listing.outside_captions, self.is_linked)
+        self.foreign_captions = self._foreign_captions(caption_is_linked)
         """Targets of captions that are links out of the dataset, unless the target has the
         suffix of a caption. They are not read: through such a link a hostile dataset could
         show the content of any file.

@@ -48,7 +48,7 @@ from videotune.data.window_table import WindowTable, WindowTableBuilder
 from videotune.model_spec import VideoRules
 from videotune.types import Clip, ClipShape, Pacing, Window
 
-SNAPSHOT_VERSION = 2
+SNAPSHOT_VERSION = 3
 """Increase it whenever a scan gives another library for the same files and settings."""
 
 FEWEST_CLIPS = 5000

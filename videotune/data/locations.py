@@ -70,10 +70,14 @@ class Location:
     """Name of the dataset, independent of where it is on disk."""
 
     home: Path | None = None
-    """Folder of a dataset that is unpacked elsewhere; None: ``root``."""
+    """The dataset's own folder, if its clips were unpacked into another one, ``root``; None:
+    they are the same.
+    """
 
     within: Path | None = None
-    """Folder to which links of the dataset may lead; None: ``home`` or ``root``."""
+    """Folder out of which links of the dataset may not lead; None: ``home`` or ``root``. The
+    snapshot of a Hub dataset has links into the Hub's cache.
+    """
 
     @cached_property
     def wildcards(self) -> WildcardFiles:
@@ -140,9 +144,9 @@ def open_location(
     if not local_path.exists() and may_be_hub_id(path):
         return _open_hub(path, cache, progress, caption_suffix, read_clips, columns)
 
-    shards = shards_of(local_path)
-    if shards:
-        folder = unpack_clips(shards, cache, caption_suffix, progress)
+    tar_shards = shards_of(local_path)
+    if tar_shards:
+        folder = unpack_clips(tar_shards, cache, caption_suffix, progress)
         files, notes = read_clips(folder)
         name = local_path.absolute().name
         return Location(folder, files, notes, name, home=local_path)
@@ -179,8 +183,8 @@ def _open_by_parquet(
 
     Args:
         folder: the dataset's folder.
-        within: Parquet files that are links may lead out of this folder only to other
-            Parquet files.
+        within: Parquet files may be links to any file of this folder, but out of it only to
+            other Parquet files.
         cache: folder into which clips are unpacked.
         progress: called while they are unpacked.
         columns: the columns that the dataset names.

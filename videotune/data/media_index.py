@@ -44,12 +44,12 @@ from videotune.data.index_rows import (
     Examined,
     FileStamp,
     content_key,
-    drop_path,
     examined_from_row,
     has_listened,
     is_below,
     problem_from_json,
     row_of,
+    row_of_answer,
     suffix_of,
     with_failure,
 )
@@ -75,8 +75,8 @@ SLOWEST_DISK = 10e6
 """Bytes a second. A file's time limit grows by the time to hash it at this rate."""
 
 LONGEST_SCAN = 3600.0
-"""The limit grows by ``SLOWEST_DECODER`` for each second to be scanned, up to this many
-seconds.
+"""Most seconds of a clip that lengthen the time limit of its scan, each by
+``SLOWEST_DECODER``.
 """
 
 SLOWEST_DECODER = 20.0
@@ -85,7 +85,7 @@ SLOWEST_DECODER = 20.0
 MIRRORED = "s3:"
 """How the names of files begin that are on an object store."""
 
-AHEAD = 64
+CALLS_AHEAD = 64
 """Clips submitted to the workers before their turn, or more with many workers: one that
 hangs holds up the others only if this many are queued behind it.
 """
@@ -146,6 +146,7 @@ class MediaIndex:
         try:
             answers = self._examine_in_workers(lookups.missing, until)
             with closing(answers):
+                # One stamp and one answer for each missing file, in their order.
                 stamps = iter(lookups.missing)
                 for position, path in enumerate(paths):
                     self._progress(position, len(paths), str(path))
@@ -190,7 +191,7 @@ class MediaIndex:
                 path_by_key[key] = path
         rows = self._rows(list(path_by_key))
         for (_, clip), key in zip(clips, keys, strict=True):
-            # Another process has dropped the content since it was examined.
+            # If another process has dropped the content since it was examined.
             if key and key not in rows:
                 rows[key] = row_of(clip, until)
 
@@ -270,7 +271,7 @@ class MediaIndex:
                 limit = pool.limit + read_seconds + min(until, LONGEST_SCAN)
                 yield "listen", {"info": info, "until": until}, limit
 
-        with closing(pool.map(calls(), AHEAD)) as answers:
+        with closing(pool.map(calls(), CALLS_AHEAD)) as answers:
             yield from zip(missing, answers, strict=True)
 
     def _store_sound(self, key: str, row: ContentRow, answer: Answer) -> None:
@@ -283,7 +284,7 @@ class MediaIndex:
     def _name(self, path: Path) -> str:
         """Return the name of a file in the index.
 
-        It is text in any case; the name of a file may not be.
+        It is always valid text; a file's name may have bytes that are not UTF-8.
         """
         mirrored = name_in_mirror(path)
         if mirrored is not None:
@@ -307,7 +308,7 @@ class MediaIndex:
         return os.path.join(self.path.parent.absolute().parent, name)
 
     def _drop_vanished(
-        self, used_names: NDArray[np.int64], roots: Sequence[Path]
+        self, used_hashes: NDArray[np.int64], roots: Sequence[Path]
     ) -> bool:
         """Drop entries of files below ``roots`` that no longer exist; return whether there
         were any.
@@ -316,14 +317,14 @@ class MediaIndex:
         masks or what ``max_clips`` leaves out.
 
         Args:
-            used_names: hashes of the names of files that are known to exist, sorted.
+            used_hashes: hashes of the names of files that are known to exist, sorted.
             roots: folders of the datasets.
         """
         folders = [self._name(root) for root in roots]
         has_dropped = False
         for names in self._database.names():
             vanished_names = []
-            for name in without_hashes(names, used_names):
+            for name in without_hashes(names, used_hashes):
                 is_of_datasets = any(is_below(name, folder) for folder in folders)
                 if is_of_datasets and not os.path.exists(self._path_of(name)):
                     vanished_names.append(name)
@@ -381,7 +382,7 @@ class MediaIndex:
                 decode_seconds = SLOWEST_DECODER * min(until, LONGEST_SCAN)
                 yield "examine", arguments, pool.limit + hash_seconds + decode_seconds
 
-        yield from pool.map(calls(), max(AHEAD, 4 * pool.count))
+        yield from pool.map(calls(), max(CALLS_AHEAD, 4 * pool.count))
 
     def _look_up_all(self, paths: Sequence[Path], until: float) -> Lookups:
         """Return what is remembered of each file, or its problem if it cannot be opened."""
@@ -467,8 +468,17 @@ class MediaIndex:
         if not answer["id"]:
             return Examined("", problem=problem_from_json(answer["problem"]))
 
+        try:
+            row = row_of_answer(answer, path, until)
+        except ClipProblem as problem:
+            return Examined("", problem=problem)
+
         key = content_key(answer["id"], path)
-        values = self._store_content(key, answer, until)
+        if row:
+            values = {key: json.dumps(row)}
+            self._database.put_content(key, values[key])
+        else:
+            values = self._database.contents([key])
         file_row = FileRow(stamp.size, stamp.mtime_ns, key)
         self._database.put_file(self._name(path), file_row)
 
@@ -476,24 +486,10 @@ class MediaIndex:
         if examined is not None:
             return examined
 
-        # Another process has dropped the content since its hash was known.
+        # The worker only hashed it, because its content was known. Since then another
+        # process has dropped the row, or the row is damaged.
         assert answer.keys() == {"id"}
         missing = MissingFiles([path])
         missing.add(0, stamp)
         with closing(self._examine_in_workers(missing, until)) as answers:
             return self._store(path, stamp, next(answers), until)
-
-    def _store_content(self, key: str, answer: Answer, until: float) -> dict[str, str]:
-        """Store a content, unless it was known and only hashed; return its JSON by key.
-
-        The result is empty if another process has dropped a known content.
-        """
-        row = {name: value for name, value in answer.items() if name != "id"}
-        if not row:
-            return self._database.contents([key])
-
-        row["until"] = until
-        drop_path(row)
-        value = json.dumps(row)
-        self._database.put_content(key, value)
-        return {key: value}

@@ -23,7 +23,7 @@ from videotune.files import REVALIDATED, Count, Number, checked
 if TYPE_CHECKING:
     Integers = Sequence[int]
     Counts = Sequence[int]
-else:  # what is checked; ``from_json`` packs it afterwards
+else:  # ``checked`` reads these: JSON gives tuples, which ``from_json`` then packs
     Integers = tuple[int, ...]
     Counts = tuple[Count, ...]
 
@@ -126,8 +126,9 @@ class MediaInfo:
     """Share of the file that follows its last packet: probably another file."""
 
     form_changes_at: Number | None = None
-    """Second from which frames have another aspect ratio, or HDR begins or ends; a rotation
-    flag alone does not count. The clip was ended there. In JSON it is "turned_at".
+    """Second at which ``ended_at`` has ended the clip, because from there on its frames have
+    another aspect ratio, or HDR begins or ends. None: it has its whole length. A change of
+    the rotation flag alone does not count. In JSON it is "turned_at".
     """
 
     sound: SoundInfo | None = None

@@ -85,7 +85,7 @@ def _refuse_missing_captions(candidates: CandidateTable) -> None:
 def _originals_first(
     candidates: CandidateTable, config: Config
 ) -> tuple[array[int], set[str]]:
-    """Order the candidates so that the original of several copies is before them.
+    """Order the candidates so that, of several copies, the original is prepared first.
 
     The original is the copy in the earliest dataset; there, one with a caption; of
     these, the one with the shortest name: "kitten.mp4", not "kitten (1).mp4".
@@ -188,6 +188,7 @@ def _attach_and_check_companions(candidate: Candidate, config: Config) -> None:
 def _fill(candidate: Candidate, config: Config, rules: VideoRules) -> None:
     """Set size, windows and captions of a candidate without a problem so far."""
     candidate.place_windows(config, rules)
+    # Damage after the end of all windows does not matter.
     damaged_at = candidate.scan.damaged_at if candidate.scan is not None else None
     if damaged_at is not None and damaged_at < max(candidate.placement.shown_until):
         raise ClipProblem(

@@ -83,7 +83,7 @@ def probe(path: str | os.PathLike[str]) -> MediaInfo:
     """Read the media info of a video or, by its suffix, of an image.
 
     Raises:
-        ClipProblem: if the file cannot be used. No bytes make it raise anything else.
+        ClipProblem: if the file cannot be used. Nothing else is raised, whatever its bytes.
     """
     file = Path(path)
     stat_of(file)
@@ -164,7 +164,8 @@ def _read_media_info(path: str, container: Any) -> MediaInfo:
     demuxed = _read_packets(container, stream, sound_probe)
     frame = demuxed.first_frame
     is_avi = "avi" in container.format.name.split(",")
-    # Without usable timestamps, frames are found by their number.
+    # Without usable timestamps, frames are found by their number. That of an AVI's frame is
+    # also its time, since the rate is constant: so its sound can be placed, see below.
     is_counted = is_avi or any(packet.pts is None for packet in demuxed.packets)
     timeline = build_timeline(demuxed, stream, is_counted=is_counted)
     if len(timeline.ticks) < 2:
@@ -326,7 +327,7 @@ def _wide_gamut(frame: Any, context: Any) -> Literal["BT.2020", "P3"] | None:
 
 
 JOINT_PACKETS = 2
-"""The last packets of a part may look incomplete, since another part follows them."""
+"""How many of a part's last packets may look incomplete because another part follows."""
 
 
 class _Damage(NamedTuple):
@@ -338,7 +339,7 @@ class _Damage(NamedTuple):
     """
 
     frames_up_to: int
-    """Frames of the stream up to it, its own included."""
+    """How many frames the stream has up to the packet, with the packet's own."""
 
     restarts_before: int
     """Restarts of the clock before it."""

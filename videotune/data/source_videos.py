@@ -74,6 +74,7 @@ def group_by_source(
     Returns:
         The source of each clip, and notes for the user.
     """
+    # 1. Sources by names, and which names pictures join: each label is a source video.
     table = SourceClipTable.of(clips)
     order = table.path_order()
     ordered_clips = table.take(order)
@@ -85,11 +86,14 @@ def group_by_source(
     label_of_name = join_by_pictures(pictures or PictureTable(table), name_numbers)
     joined = _joined_names(label_of_name)
 
+    # 2. Notes.
     labels = label_of_name[name_numbers]
     joined_series = _joined_series(ordered_clips, labels, series_by_folder)
     notes = _notes_on_series(series_by_folder, joined_series)
-    notes += _notes_on_joined(ordered_clips, joined, first_clips)
+    clip_count = int(np.isin(labels, list(joined)).sum())
+    notes += _notes_on_joined(ordered_clips, joined, first_clips, clip_count)
 
+    # 3. The source of each clip, in the order in which the clips were given.
     smallest_names = {}
     for label, numbers_of_label in joined.items():
         smallest_names[label] = min(names[first_clips[k]] for k in numbers_of_label)
@@ -140,6 +144,7 @@ def _notes_on_joined(
     clips: SourceClipTable,
     joined: dict[int, list[int]],
     first_clips: NDArray[np.int32],
+    clip_count: int,
 ) -> list[str]:
     """Report names that pictures assign to one source video.
 
@@ -147,14 +152,14 @@ def _notes_on_joined(
         clips: the clips.
         joined: for each source video with several names, their numbers.
         first_clips: position of the first clip of each name.
+        clip_count: how many clips these source videos have.
     """
     if not joined:
         return []
     first_numbers = next(iter(joined.values()))[:2]
     first, second = [clips.path(first_clips[number]) for number in first_numbers]
-    name_count = sum(len(numbers) for numbers in joined.values())
     return [
-        f"{name_count} clips show {counted(len(joined), 'source video')}, to judge by their pictures "
+        f"{clip_count} clips show {counted(len(joined), 'source video')}, to judge by their pictures "
         f"(such as {first.name} and {second.name})"
     ]
 
@@ -263,10 +268,12 @@ def _name_of(source: str) -> str:
 
 
 def _names_of_video(source: str) -> set[str]:
-    """Return names under which clips of another folder would be cuts of the same video.
+    """Return names that clips of another folder would have if they were cuts of the same
+    video: of "film_03", "film_03" and "film".
 
-    A clip that was moved away from the other cuts of its video is alone in its folder,
-    where its number says nothing. Numbers of cameras are the same in any folder.
+    A clip that was moved into a folder of its own lacks the other cuts there, which would
+    show that its number is a cut's. Names that cameras give occur in any folder, so they
+    return none.
     """
     name = _name_of(source)
     if _CAMERA.match(name) or name.isdigit():
@@ -328,14 +335,49 @@ def _sources_by_name(
             bases_by_folder[folder] = {series.base for series in folder_series}
 
     names = PackedTexts()
+    names_of_cuts: set[str] = set()
     for position in range(len(clips)):
         folder, stem = _folder_and_stem(clips, position)
         base = _base_of_number(stem)
         name = stem
         if base is not None and base.casefold() in bases_by_folder.get(folder, ()):
             name = base
-        names.append(f"{folder}/{name}")
-    return names, series_by_folder
+
+        source = f"{folder}/{name}"
+        names.append(source)
+        is_cut = name != clips.path(position).stem
+        if is_cut:
+            names_of_cuts.add(_without_case(source))
+    return _spelled_alike(names, names_of_cuts), series_by_folder
+
+
+def _spelled_alike(names: PackedTexts, names_of_cuts: set[str]) -> PackedTexts:
+    """Return the names of sources, with one spelling for the cuts of a video whose names
+    differ in case: the smallest of theirs.
+
+    Names of which no clip is a cut keep their case: it may tell two ids apart.
+
+    Args:
+        names: the name of each clip's source.
+        names_of_cuts: those that were shortened to a video's name, without case.
+    """
+    spellings: dict[str, str] = {}
+    for name in names:
+        without_case = _without_case(name)
+        if without_case in names_of_cuts:
+            spelling = spellings.get(without_case, name)
+            spellings[without_case] = min(name, spelling)
+
+    respelled = PackedTexts()
+    for name in names:
+        respelled.append(spellings.get(_without_case(name), name))
+    return respelled
+
+
+def _without_case(source: str) -> str:
+    """Return a source's name without case; folders keep theirs."""
+    folder, _, name = source.rpartition("/")
+    return f"{folder}/{name.casefold()}"
 
 
 def _folder_and_stem(clips: SourceClipTable, position: int) -> tuple[str, str]:

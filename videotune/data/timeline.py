@@ -109,6 +109,7 @@ def build_timeline(demuxed: Demuxed, stream: Any, *, is_counted: bool) -> Timeli
             raise ClipProblem(
                 "unreadable", "it has neither timestamps nor a frame rate"
             )
+        # Only their order is left: number them at the declared rate.
         decodable = [
             replace(packet, dts=index, duration=1)
             for index, packet in enumerate(decodable)
@@ -168,10 +169,12 @@ def last_frame_seconds(timeline: Timeline, stream: Any) -> float:
         fits_declared = declared_seconds == 0 or math.isclose(
             declared_seconds, 1 / rate, abs_tol=tolerance
         )
-        if is_constant and fits_declared:
-            return float(len(timestamps) / rate) - timestamps[-1]
+        seconds_left = float(len(timestamps) / rate) - timestamps[-1]
+        # Coarse ticks fit a rate that is too high, whose end comes before the last frame.
+        if is_constant and fits_declared and seconds_left >= 0:
+            return seconds_left
 
-    if declared_seconds:
+    if declared_seconds > 0:
         return declared_seconds
     return median(following - time for time, following in pairwise(timestamps))
 
@@ -192,7 +195,8 @@ def check_complete(
     """
     formats = container.format.name.split(",")
     present_frames = len(demuxed.packets) + demuxed.dropped
-    # The index after the edit list; the header's count ignores trimming.
+    # Entries of the index after the edit list. The header's count would include frames that
+    # the edit list trims.
     declared_frames = len(stream.index_entries) if "mov" in formats else 0
     if demuxed.is_cut_short or declared_frames > present_frames:
         total = f" of {declared_frames}" if declared_frames > present_frames else ""

@@ -46,8 +46,9 @@ class WindowPlacement:
     """Second up to which each window shows the clip, at its latest possible start: the end
     of its last frame. 0 for an image.
 
-    ``Window.end``, the bound for drawing frame times, is later than this if frames are
-    skipped: it includes those after the last one. With "hold" it is earlier.
+    ``Window.end`` is another second, the bound for drawing frame times. If frames are
+    skipped it is later, since it includes those after the window's last one; with "hold" it
+    is earlier.
     """
 
     frames: int = 0
@@ -450,8 +451,8 @@ def _repeats_share(info: MediaInfo, windows: Sequence[Window]) -> float:
 
 
 def _plain_times(window: Window) -> NDArray[np.float64]:
-    """Return the frame times of a window in its sample without randomness, bit by bit as
-    ``draw_frames`` does.
+    """Return the frame times of a window in its sample without randomness: exactly those of
+    ``draw_frames``, with the same rounding.
     """
     shape = window.shape
     start = window.start

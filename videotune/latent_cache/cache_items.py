@@ -39,6 +39,7 @@ def items_by_entry(keys: CacheKeys, items: CacheItems) -> dict[EntryName, CacheI
     entries: dict[EntryName, CacheItem] = {}
     for caption in items.captions:
         entries["text", keys.text_key(caption)] = caption
+    # Several samples may have one entry: the first of them stands for it.
     for window, variant in items.samples:
         sample = keys.frame_sample(window, variant)
         entries.setdefault(("latents", keys.latents_key(sample)), (window, variant))

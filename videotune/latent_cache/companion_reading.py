@@ -18,14 +18,14 @@ from videotune.types import FrameSample
 def read_companion(
     role: str, sample: FrameSample, count: int, media: Mapping[str, MediaInfo]
 ) -> Tensor:
-    """Decode the first frames of a file beside a sample: (3,count,H,W) in [-1, 1]. An
-    image is held.
+    """Decode the first frames of a file beside a sample: (3,count,H,W) in [-1, 1]. Of an
+    image all frames are the same.
     """
     companion = companion_sample(sample, role, media)
     part = replace(companion, times=companion.times[:count])
     info = media[part.window.clip_id]
     frames = to_model(frames_of([part], info, None))
-    return frames.expand(-1, count, -1, -1).contiguous()
+    return frames.contiguous()
 
 
 def read_reference_picture(

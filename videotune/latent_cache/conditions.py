@@ -45,7 +45,9 @@ from videotune.rng import generator_for
 from videotune.types import ConditionPixels, FrameSample, Window
 
 ENCODED_ALONE = ("last_frame", "suffix", "mask")
-"""Conditions, in place or appended, that have a cache entry of their own."""
+"""Conditions, in place or appended, that are encoded by themselves into a cache entry of
+their own. First frames and prefixes are cut out of the clip's latents.
+"""
 
 CHANNELS = "channels"
 """Type of a ``ConditionSample`` of all conditions that channels show together."""
@@ -143,10 +145,11 @@ def channel_samples(
         config: gives the latent frames of a prefix or suffix.
         boxes: number of boxes of a clip without a mask file.
     """
-    frames_given: dict[str, int] = {
+    latent_frames: dict[str, int] = {
         item.type: item.frames_given for item in config.conditions
     }
-    counts = tuple((name, frames_given.get(name, 1)) for name in sorted(shown_types))
+    # A first frame is not among the config's conditions, and other types have no number.
+    counts = tuple((name, latent_frames.get(name, 1)) for name in sorted(shown_types))
     return _with_boxes(
         ConditionSample(window, variant, CHANNELS, on_channels=counts), boxes
     )
@@ -157,7 +160,8 @@ def shown_on_channels(
 ) -> frozenset[str]:
     """Return the types of the conditions that channels show of a window."""
     shown_types = frozenset(filter(spec.is_on_channels, condition_types))
-    # A still has only what its own entry holds.
+    # Of a still, channels show only the conditions that are encoded together with its
+    # latents, into one entry.
     is_still = window.shape.frames == 1
     return shown_types & spec.cached_with_latents if is_still else shown_types
 
@@ -247,7 +251,8 @@ def encode_condition(
         family: the base model.
         frames: (3,T,H,W) in [-1, 1]; only what is not hidden is read.
         sample: the condition.
-        hidden: (T or 1,H,W), above 0 where a mask hides the picture. Only for "mask".
+        hidden: (T or 1,H,W), above 0 where a mask hides the picture; 0 everywhere if
+            none does. Read for "mask" and for what channels show.
         control: (3,T,H,W) in [-1, 1], a control video that channels show.
 
     Returns:
@@ -283,20 +288,21 @@ def encode_condition(
 
 
 def shown_pixels(
-    frames_given: Mapping[str, int], num_frames: int, hidden: Tensor, rules: VideoRules
+    latent_frames: Mapping[str, int], num_frames: int, hidden: Tensor, rules: VideoRules
 ) -> Tensor:
     """Return which pixels channels show of a clip, (T,H,W) bool.
 
     Args:
-        frames_given: types of the conditions, with the latent frames of each.
+        latent_frames: latent frames of each condition, by its type.
         num_frames: pixel frames of the clip.
-        hidden: (T or 1,H,W), above 0 where a mask hides the picture.
+        hidden: (T or 1,H,W), above 0 where a mask hides the picture; also without a
+            mask, since it has the picture's size.
         rules: strides of the latent grid.
     """
     known = torch.zeros(num_frames, *hidden.shape[1:], dtype=torch.bool)
-    if "mask" in frames_given:
+    if "mask" in latent_frames:
         known |= hidden == 0
-    for name, count in frames_given.items():
+    for name, count in latent_frames.items():
         frames = pixel_frames(name, count, num_frames, rules)
         known[frames] = True
     # A clip that is shown as a whole would leave nothing to learn.
@@ -307,6 +313,8 @@ def pixel_frames(
     condition: str, latent_frames: int, num_frames: int, rules: VideoRules
 ) -> slice:
     """Return the pixel frames of a clip that a condition gives; none for a mask."""
+    # The first latent frame of a clip is one pixel frame, each other one is a stride of
+    # them. At least one is left to learn.
     most = (num_frames - 1) // rules.temporal_stride
     count = min(latent_frames, most)
     ranges = {

@@ -57,7 +57,6 @@ from videotune.latent_cache.stage_ahead import stage_ahead
 from videotune.latent_cache.store import LatentCache
 from videotune.model_spec import VideoRules
 from videotune.models.base import DiffusersModel
-from videotune.text import counted
 from videotune.types import FrameSample, LatentDistribution
 
 ProgressFn = Callable[[str, int, int], None]
@@ -78,8 +77,8 @@ def encode_missing(
     progress: ProgressFn,
     lock_is_held: bool = False,
 ) -> float:
-    """Encode what is missing. On a card, a thread writes each entry while the
-    next one is encoded.
+    """Encode what is missing. With a GPU, a thread writes each entry while the next one is
+    encoded.
 
     Args:
         family: the base model.
@@ -223,8 +222,8 @@ def _write_masks(
             "window": sample.window.id,
             "variant": sample.variant,
         }
-        share = cell_shares(mask_pixels(frames), rules)
-        writer.put("masks", key, {MASK_TENSOR: share}, metadata)
+        covered_shares = cell_shares(mask_pixels(frames), rules)
+        writer.put("masks", key, {MASK_TENSOR: covered_shares}, metadata)
 
         waited += wait
         progress(_with_rate("masks", done, begun), done, len(remaining))
@@ -241,13 +240,12 @@ def _encode_conditions(
 ) -> None:
     """Encode the conditions that no other process has encoded in the meantime."""
     begun = time.monotonic()
-    without_effect = 0
     for done, condition in enumerate(conditions, start=1):
         key = condition_key(keys, condition)
         if not writer.store.has("conditions", key):
             tensors = encode_condition_sample(family, keys, condition, media)
-            if KNOWN in tensors:
-                without_effect += len(tensors[KNOWN].unique()) == 1
+            if KNOWN in tensors and len(tensors[KNOWN].unique()) == 1:
+                writer.store.masks_without_effect += 1
             metadata = {
                 "clip": _clip_name(writer.store, media[condition.window.clip_id]),
                 "window": f"{condition.window.id} {condition.text}",
@@ -256,13 +254,6 @@ def _encode_conditions(
             }
             writer.put("conditions", key, tensors, metadata)
         progress(_with_rate("conditions", done, begun), done, len(conditions))
-
-    if without_effect:
-        writer.store.notes.append(
-            f"conditions: mask: {counted(without_effect, 'mask')} hide everything or nothing at this "
-            "size, so these samples are trained without a mask. A cell stays visible only if the mask is "
-            "black there and in the cells around it. Use smaller white parts, or a larger resolution"
-        )
 
 
 def _clip_name(store: LatentCache, clip: MediaInfo) -> str:
@@ -308,15 +299,17 @@ def _encode_shown(
     clip = media[condition.window.clip_id]
     frames = to_model(frames_of([sample], clip, None))
     start_image = read_start_image(sample, media)
-    frames_given = dict(condition.on_channels)
+    types_on_channels = {name for name, _ in condition.on_channels}
     # A prefix shows the clip's own first frames, so a start image has no place there.
-    shows_first_frame = "first_frame" in frames_given and "prefix" not in frames_given
+    shows_first_frame = (
+        "first_frame" in types_on_channels and "prefix" not in types_on_channels
+    )
     if start_image is not None and shows_first_frame:
         frames = torch.cat([start_image, frames[:, 1:]], dim=1)
 
     hidden = read_hidden_pixels(condition, sample, keys.seed, media)
     control = None
-    if "control" in frames_given:
+    if "control" in types_on_channels:
         control = read_companion("control", sample, len(sample.times), media)
     return encode_condition(family, frames, condition, hidden, control)
 
@@ -327,8 +320,8 @@ def _encode_reference(
     sample: FrameSample,
     media: Mapping[str, MediaInfo],
 ) -> dict[str, Tensor]:
-    """Decode and encode the first latent frames of a sample's reference. An image is held,
-    or fitted into the picture.
+    """Decode and encode the first latent frames of a sample's reference. An image stands
+    for each of them, or is fitted into the picture.
     """
     if family.spec.has_reference_image:
         image = read_reference_picture(sample, media)
@@ -390,11 +383,13 @@ def _encode_frames(
         if start_image is not None:
             arguments["start_image"] = start_image
 
-        # ``image_states`` and start images combine pixels on the CPU, so the frames stay
-        # there.
+        # The family's ``image_states`` and start images combine pixels on the CPU, so the
+        # frames stay there. ``encode_video`` moves the result to the device.
         on_channels = family.spec.image_conditioning == "concat"
         stays_on_host = on_channels or start_image is not None
         device = torch.device("cpu") if stays_on_host else family.device
+        # With no cached variants, a thread encodes samples of the next steps while previews
+        # are decoded, by the same VAE.
         with family.vae_lock:
             pixels = pixels_to_model(frames, device)
             distribution = family.encode_video(pixels, **arguments)

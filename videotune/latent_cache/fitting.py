@@ -38,6 +38,8 @@ def fits_of(family: DiffusersModel, caption_shape: ClipShape) -> FitsFn:
 
     @cache
     def caption_forms() -> dict[str, TensorForm]:
+        # ``blank_states`` are all states that the network reads: those of a caption, and
+        # those of channels, which have entries of their own or are in those of latents.
         forms = form_of(family.blank_states(caption_shape))
         shown_names = channel_forms(caption_shape).keys()
         return {name: form for name, form in forms.items() if name not in shown_names}

@@ -80,6 +80,8 @@ class LatentCache:
         self.folder = folder
         self.notes: list[str] = []
         """Sentences for the user on what was found."""
+        self.masks_without_effect = 0
+        """Masks, of those encoded through this object, that hide everything or nothing."""
         self._keep_bytes = keep_bytes
         self._in_memory: OrderedDict[EntryName, dict[str, Tensor]] = OrderedDict()
         self._in_memory_bytes = 0
@@ -89,12 +91,12 @@ class LatentCache:
         self.remote = remote
         """The entries on an object store."""
         self._checks: dict[EntryName, Callable[[CacheEntry], bool]] = {}
-        """Whether entries fit what they are for that are not here yet."""
+        """By entry that is not in the folder yet: whether what comes fits what it is for."""
         self._lock = RLock()
 
         try:
             refuse_links(folder, KINDS)
-            unknown_files = self.unknown_files()  # fills _entries, too
+            unknown_files = self.unknown_files()  # reads all entries into _entries
         except OSError as error:
             raise VideotuneError(
                 f"the cache {folder} cannot be read: {error}. Set cache_dir to another folder."
@@ -343,7 +345,7 @@ class LatentCache:
             items: what each entry is for.
             fits: returns whether an entry can hold that.
         """
-        unusable = 0
+        newly_unusable = 0
         for name, item in items.items():
             if not self.path(*name).is_file():
                 self._checks[name] = _check_of(item, fits)
@@ -354,14 +356,15 @@ class LatentCache:
                 if self._in_memory_bytes + entry.bytes > self._keep_bytes:
                     continue
                 with suppress(VideotuneError):
-                    self.get(*name)
+                    self.get(*name)  # raises it if the entry is damaged
                     continue
 
-            unusable += 1
+            # A second try of an encoding finds the same entries again.
+            newly_unusable += name not in self._unusable
             self._unusable.add(name)
-        if unusable:
+        if newly_unusable:
             self.notes.append(
-                f"{counted_are(unusable, 'entry', plural='entries')} damaged or not of this model: "
+                f"{counted_are(newly_unusable, 'entry', plural='entries')} damaged or not of this model: "
                 "encoded again"
             )
 

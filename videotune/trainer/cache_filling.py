@@ -1,15 +1,13 @@
 """Fill the cache with what a run reads. Several processes share the work."""
 
 import time
-import uuid
 from collections.abc import Sequence
 from contextlib import nullcontext
-from pathlib import Path
 
 from videotune.console import bar, echo
 from videotune.data.workers import Workers
 from videotune.distributed import DistributedContext
-from videotune.errors import DoesNotFit, VideotuneError
+from videotune.errors import DoesNotFit
 from videotune.job.job import Job
 from videotune.latent_cache.cache_items import (
     CacheItems,
@@ -35,6 +33,7 @@ from videotune.latent_cache.remote_entries import entries_of
 from videotune.latent_cache.store import LatentCache
 from videotune.models.base import DiffusersModel
 from videotune.text import counted, counted_are, duration
+from videotune.trainer.cache_sharing import add_findings, processes_sharing
 from videotune.trainer.text_encoders import live_text
 from videotune.types import DETERMINISTIC_VARIANT, Window
 
@@ -89,11 +88,12 @@ def _conditions_of(
     for window, variant in samples:
         is_plain = variant == DETERMINISTIC_VARIANT
         only_types = types_of_most_samples if is_plain else None
-        choices = [
+        # Of each condition, its samples: one for each box that a mask may hide, else one.
+        samples_by_condition = [
             *_conditions_not_on_channels(job, window, variant, only_types),
             *_conditions_on_channels(job, window, variant, drawn_sets, only_types),
         ]
-        for samples_of_boxes in choices:
+        for samples_of_boxes in samples_by_condition:
             conditions += samples_of_boxes[:1] if is_plain else samples_of_boxes
 
         if window.shape.sound:
@@ -198,13 +198,19 @@ def fill_cache_of_run(
     todo = missing_of_run(job, family, store, reads)
     anything_missing = dist.any_process(bool(todo))[0]
     if anything_missing:
-        is_leader = _encode_shares(job, family, store, reads, todo, dist, on_progress)
+        share_store = store
+        members = _encode_shares(
+            job, family, share_store, reads, todo, dist, on_progress
+        )
+        is_leader = dist.rank == members[0]
         # What the others have written is read from the disk.
         store = LatentCache(job.cache, keep_bytes, remote)
+        add_findings(store, share_store, members, dist)
     else:
         is_leader = dist.is_main
 
-    # Nothing is missing now, unless somebody removed it: this prints the notes.
+    # All is encoded, unless somebody has removed something meanwhile. So this only prints
+    # the notes, and finishes the uploads.
     if is_leader:
         fill_cache(job, family, store, reads, on_progress=on_progress)
     dist.barrier()
@@ -219,11 +225,12 @@ def _encode_shares(
     todo: CacheItems,
     dist: DistributedContext,
     on_progress: ProgressFn | None,
-) -> bool:
+) -> list[int]:
     """Encode this process's share of what is missing, and wait for the others.
 
     Returns:
-        Whether this process leads those that see the same folder, and held its lock.
+        The ranks of the processes that see the same folder. The first one is their leader
+        and held the folder's lock.
     """
     begun = time.monotonic()
     members = processes_sharing(job.cache, dist)
@@ -240,7 +247,7 @@ def _encode_shares(
             f"encoded {items_text(todo)} into {job.cache} "
             f"with {counted(len(members), 'process', 'processes')} in {took}"
         )
-    return is_leader
+    return members
 
 
 def fill_cache(
@@ -328,11 +335,13 @@ def _encode_and_report(
             _print_encoded(store, todo, seconds=time.monotonic() - begun, waited=waited)
 
     keys = CacheKeys.of(family, job.config.seed)
+    # Nothing to do unless the entries are also on an object store (``remote_entries``).
     store.finish_uploads(items_by_entry(keys, reads) if share is None else ())
     # If processes fill the cache together, their leader prints the notes at the end.
     if share is None:
         for note in store.notes:
             echo(f"note: {note}")
+        _echo_masks_without_effect(store.masks_without_effect)
         captions = [caption for caption in reads.captions if caption]
         echo_truncated(job, cut_captions(store, keys, captions))
 
@@ -370,6 +379,17 @@ def _encode_with_progress(
             progress=report,
             lock_is_held=lock_is_held,
         )
+
+
+def _echo_masks_without_effect(count: int) -> None:
+    """Print how many masks were encoded that leave nothing to learn, or hide nothing."""
+    if not count:
+        return
+    echo(
+        f"note: conditions: mask: {counted(count, 'mask')} hide everything or nothing at this "
+        "size, so these samples are trained without a mask. A cell stays visible only if the mask is "
+        "black there and in the cells around it. Use smaller white parts, or a larger resolution"
+    )
 
 
 def _print_encoded(
@@ -427,37 +447,3 @@ def echo_truncated_live(
         if family.text_length(text.with_all_tokens(caption)) > job.spec.text_tokens:
             cut.append(caption)
     echo_truncated(job, cut)
-
-
-def processes_sharing(folder: Path, dist: DistributedContext) -> list[int]:
-    """Return the ranks of the processes that see the same folder as this one, itself
-    included.
-
-    Each process leaves a file in the folder and looks for those of the others.
-
-    Raises:
-        VideotuneError: if the folder cannot be written, or if not all of them see each
-            other's files.
-    """
-    run_id = dist.broadcast(uuid.uuid4().hex)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        own_sign = folder / f".here-{run_id}-{dist.rank}"
-        own_sign.touch()
-        dist.barrier()
-        signs = folder.glob(f".here-{run_id}-*")
-        visible = sorted(int(sign.name.rpartition("-")[2]) for sign in signs)
-        dist.barrier()
-        own_sign.unlink()
-    except OSError as error:
-        raise VideotuneError(
-            f"the cache {folder} cannot be written: {error}. Set cache_dir to another folder."
-        ) from error
-
-    visible_to = dist.all_gather(visible)
-    if any(visible_to[rank] != visible for rank in visible):
-        raise VideotuneError(
-            f"the cache {folder}: only some processes see the files that others write there. "
-            "Set cache_dir to a folder that all machines share, or to one that each machine has for itself"
-        )
-    return visible
