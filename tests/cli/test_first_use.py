@@ -120,8 +120,10 @@ def test_runs_without_held_out_clips_are_compared_by_their_training_error(
 
 
 def test_init_reads_captions_as_comfyui_does_where_that_differs(
-    tmp_path: Path, small_clips: Path, capsys: Printed
+    tmp_path: Path, small_clips: Path, capsys: Printed, monkeypatch: Patch
 ) -> None:
+    for variable in ("HF_HUB_OFFLINE", "VIDEOTUNE_OFFLINE"):
+        monkeypatch.setenv(variable, "1")  # put back after the test
     options = {"purpose": "style", "card": "12", "trigger": "", "data": small_clips}
     for model, convention in (("ltx 2B LoRA", "authors"), ("wan 2.1 1.3B LoRA", None)):
         folder = tmp_path / model

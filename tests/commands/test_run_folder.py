@@ -155,7 +155,7 @@ def test_the_folder_of_a_run_in_a_dataset_holds_no_clips(
     assert train(words, work.run) == DONE
     shutil.move(work.run, clips / "deep" / "run")
     capsys.readouterr()
-    assert check(words) == DONE
+    assert check(words, verbose=True) == DONE
     assert str(clips / "deep" / "run") in "".join(capsys.readouterr())
     assert resume(clips / "deep" / "run", "steps=3") == DONE
     assert [line["step"] for line in steps_of(clips / "deep" / "run")] == [1, 2, 3]

@@ -228,6 +228,8 @@ def test_the_command_prints_and_gives_json(
     small_clips: Path, tmp_path: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "400")
+    for variable in ("HF_HUB_OFFLINE", "VIDEOTUNE_OFFLINE"):
+        monkeypatch.setenv(variable, "1")  # put back after the test
     files = written(tmp_path)
     assert run("autopsy", *files, data=small_clips, as_json=True) == DONE
     found = json.loads(capsys.readouterr().out)

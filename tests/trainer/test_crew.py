@@ -104,7 +104,7 @@ def test_two_processes_with_one_sample_are_one_with_two(
         told = "".join(ended.said)
         assert ended.codes == (DONE, DONE), told
     assert_runs_close(run, alone)
-    assert told.count("training ") == 1, "the first process alone talks"
+    assert told.count("\ntraining ") == 1, "the first process alone talks"
     kinds = Counter(line["kind"] for line in read_journal(run))
     assert (
         kinds["start"],
