@@ -89,21 +89,48 @@ def test_numbered_stills_may_be_a_video(
         ([(12, 20)], "1 of 1 clip is enlarged"),
     ],
 )
-def test_enlarged_clips_are_counted_with_the_size_that_the_largest_has(
+def test_enlarged_clips_are_counted(
     tmp_path: Path, sizes: list[tuple[int, int]], expected: str | None
 ) -> None:
     """Frames of these (height, width) are trained at an area of 128 x 128."""
-    for number, (height, width) in enumerate(sizes):
-        frames = noise(24, height, width, seed=number)
-        write_clip(tmp_path / f"{number}.mp4", frames, fps=16)
-    library = scanned(tmp_path, resolution=128)
-
-    notes = [note for note in library.notes if "enlarged" in note]
+    write_sizes(tmp_path, sizes)
+    notes = [
+        note for note in scanned(tmp_path, resolution=128).notes if "enlarged" in note
+    ]
     if expected is None:
         assert notes == []
         return
     (note,) = notes
     assert note.startswith(expected)
+
+
+def write_sizes(folder: Path, sizes: list[tuple[int, int]]) -> None:
+    """Clips of these (height, width)."""
+    for number, (height, width) in enumerate(sizes):
+        frames = noise(24, height, width, seed=number)
+        write_clip(folder / f"{number}.mp4", frames, fps=16)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "recommended"),
+    [
+        ([(96, 64), (160, 192), (160, 192)], None),
+        ([(64, 96), (96, 64)], "64"),
+        ([(64, 96), (64, 96)], "64x96"),
+    ],
+)
+def test_no_resolution_is_recommended_that_spoils_other_clips(
+    tmp_path: Path, sizes: list[tuple[int, int]], recommended: str | None
+) -> None:
+    """One number is an area in each clip's own shape."""
+    write_sizes(tmp_path, sizes)
+    notes = scanned(tmp_path, resolution=128).notes
+    (note,) = [note for note in notes if "enlarged" in note]
+    if recommended is None:
+        assert "--set" not in note
+        assert "leave them out" in note
+    else:
+        assert f"--set resolution={recommended} " in note
 
 
 @pytest.mark.parametrize(

@@ -228,8 +228,6 @@ def test_the_command_prints_and_gives_json(
     small_clips: Path, tmp_path: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "400")
-    for variable in ("HF_HUB_OFFLINE", "VIDEOTUNE_OFFLINE"):
-        monkeypatch.setenv(variable, "1")  # put back after the test
     files = written(tmp_path)
     assert run("autopsy", *files, data=small_clips, as_json=True) == DONE
     found = json.loads(capsys.readouterr().out)
@@ -259,8 +257,10 @@ def test_the_command_prints_and_gives_json(
 
 
 def test_a_dataset_file_alone_needs_the_name_of_a_model(
-    small_clips: Path, tmp_path: Path, capsys: Printed
+    small_clips: Path, tmp_path: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for variable in ("HF_HUB_OFFLINE", "VIDEOTUNE_OFFLINE"):
+        monkeypatch.setenv(variable, "1")  # put back after the test
     data = written(tmp_path)[0].with_name("data.toml")
     with pytest.raises(VideotuneError, match="--base"):
         run("autopsy", data, data=small_clips)

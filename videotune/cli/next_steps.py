@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,6 +67,7 @@ def proposed_run(config: object) -> str:
     """Return the run folder that is proposed, the first that does not exist yet: in the
     folder of a config that ``init`` wrote, with its name, which the run's files then have.
     """
+    folders: Iterator[str]
     if isinstance(config, Path) and config.name == CONFIG_NAME:
         name = config.absolute().parent.name
         folders = (str(config.parent / f"{name}-{number}") for number in count(1))

@@ -124,11 +124,15 @@ class _EnlargedClips:
         self._largest_factor = 0.0
         self._largest_size = (0, 0)
         """Width and height of the enlarged clip that has most pixels."""
+        self._sizes: set[tuple[int, int]] = set()
+        """Width and height of all clips, at most two."""
 
     def add(self, candidate: Candidate) -> None:
         """Add a usable clip."""
         self._clips += 1
         media = candidate.media
+        if len(self._sizes) < 2:
+            self._sizes.add((media.width, media.height))
         resize = candidate.placement.windows[0].resize
         factor = upscale_factor(media.width, media.height, candidate.size, resize)
         if factor <= UPSCALE_LIMIT:
@@ -149,16 +153,34 @@ class _EnlargedClips:
             f"{clips} {verb} enlarged, up to {self._largest_factor:.2g}x: the largest of them is "
             f"{width}x{height}"
         )
-        # A model of one size only has no other to recommend.
-        multiple = self._rules.side_multiple
-        fitting_height = height // multiple * multiple
-        fitting_width = width // multiple * multiple
-        if self._rules.size is None and fitting_height and fitting_width:
-            resolution = f"{fitting_height}x{fitting_width}"
+        resolution = self._fitting_resolution()
+        if resolution is not None:
             text += (
                 f". --set resolution={resolution} is its own size, and takes less time"
             )
+        elif self._enlarged < self._clips:
+            text += ". The model learns their blur: leave them out, or use larger files"
         return [Remark("upscaled", text)]
+
+    def _fitting_resolution(self) -> str | None:
+        """Return the resolution that has the pixels of the largest of these clips, and crops
+        no other one; None if there is none, or some clips are large enough for the run's.
+        """
+        # A model of one size only has no other to recommend.
+        if self._enlarged < self._clips or self._rules.size is not None:
+            return None
+        width, height = self._largest_size
+        multiple = self._rules.side_multiple
+        if len(self._sizes) > 1:
+            # One number is an area, which each clip has in its own shape.
+            side = math.isqrt(width * height) // multiple * multiple
+            return str(side) if side else None
+
+        fitting_height = height // multiple * multiple
+        fitting_width = width // multiple * multiple
+        if fitting_height and fitting_width:
+            return f"{fitting_height}x{fitting_width}"
+        return None
 
 
 class _FrameCounts:

@@ -136,11 +136,15 @@ REMEDIES = (
             "borders",
             "cropped",
             "distorted",
-            "upscaled",
         ),
         "setting",
         "Choose whether clips of another shape are cropped, padded or stretched.",
         "resize",
+    ),
+    Remedy(
+        ("upscaled",),
+        "bin",
+        "Remove them, or add larger files of the same. Else they are trained as they are.",
     ),
     Remedy(
         ("mixed_rates",),
