@@ -37,7 +37,8 @@ def test_a_new_project_asks_for_card_and_model(tmp_path: Path) -> None:
         page.set_default_timeout(60_000)
         page.goto(studio.address)
         page.locator("[data-open=new]").first.click()
-        page.locator("#new-title").fill("My cat")
+        page.keyboard.type("My cat")
+        assert page.locator("#new-title").input_value() == "My cat"
         assert violations(page) == []
         page.locator("#new-card").select_option("other")
         page.locator("#new-vram").fill("lots")

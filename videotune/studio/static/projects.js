@@ -14,8 +14,12 @@
     const button = event.target.closest("[data-choose]");
     if (!button) return;
     const option = document.querySelector(`#new [name=preset][value="${CSS.escape(button.dataset.choose)}"]`);
-    option.checked = true; option.scrollIntoView({ block: "center" });
-    $("new-title").focus({ preventScroll: true });
+    option.checked = true;
+    $("new-title").focus();
+  });
+  // a name is typed first; by itself a dialog gives the focus to its first button, Close
+  document.addEventListener("click", (event) => {
+    if (event.target.closest("[data-open=new]")) $("new-title").focus();
   });
   document.addEventListener("submit", async (event) => {
     if (!event.target.matches("[data-rename]")) return;
