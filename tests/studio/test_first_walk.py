@@ -99,7 +99,8 @@ def test_the_resolution_says_what_its_numbers_are_and_which_sizes_follow(
     help_text = client.get("/p/cats/setup").text.split('id="h-resolution">')[1]
     help_text = visible_text(help_text.split("<details")[0])
     assert "height x width" in help_text
-    assert "640x368, 17 frames (width x height)" in help_text
+    assert "368 high, 640 wide, 17 frames" in help_text
+    assert "each clip in its own shape" in help_text
     assert trained_sizes({**answer, "current": False}) == []
 
 

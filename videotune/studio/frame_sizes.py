@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from videotune.text import shape_words
+from videotune.text import counted
 
 TURNED = re.compile(r'\(resolution "(\d+x\d+)"\)')
 """How the plan names the turned resolution that keeps more of the clips."""
@@ -27,4 +27,8 @@ def trained_sizes(answer: Mapping[str, Any]) -> list[str]:
     if not answer.get("current") or answer.get("code"):
         return []
     buckets = (answer.get("plan") or {}).get("buckets", [])
-    return list(dict.fromkeys(shape_words(bucket["shape"]) for bucket in buckets))
+    sizes = []
+    for bucket in buckets:
+        frames, height, width = str(bucket["shape"]).split("x")
+        sizes.append(f"{height} high, {width} wide, {counted(int(frames), 'frame')}")
+    return list(dict.fromkeys(sizes))
