@@ -8,16 +8,16 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from tests.cli.conftest import Run
 from tests.support.clips import noise, write_clip
 from videotune.captioning.offered_models import offered_models
 from videotune.cli import init_questions
-from videotune.cli.main import app, main
+from videotune.cli.main import app
 from videotune.config.base_models import comfyui_files, download_size
 from videotune.files import read_json
 from videotune.models.model_files import CONFIGS
@@ -27,34 +27,6 @@ from videotune.presets.shipped import preset_card, preset_names, read_preset
 from videotune.reporter.comfyui import base_model_step
 
 ROOT = Path(__file__).parents[2]
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def videotune(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Run:
-    """Runs a command in this process; its exit code, output and messages."""
-
-    def run(*words: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["videotune", *map(str, words)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            main()
-        printed = capsys.readouterr()
-        return int(end.value.code or 0), printed.out, printed.err
-
-    return run
-
-
-@pytest.fixture
-def clips(tmp_path: Path) -> Path:
-    """Three short clips in a folder whose name has a space."""
-    folder = tmp_path / "my clips"
-    for seed in range(3):
-        clip = write_clip(folder / f"{seed}.mp4", noise(40, 64, 64, seed=seed), 16)
-        clip.with_suffix(".txt").write_text(f"clip number {seed}")
-    return folder
 
 
 # ---- captions

@@ -143,7 +143,7 @@ def test_processes_that_share_samples_are_killed_and_go_on(
 def test_a_group_of_processes_fewer_continues(
     launch: Launch, log: Path, work_of: WorkOf, undisturbed: Undisturbed
 ) -> None:
-    """Begun by two groups of two processes, the run goes on with one group."""
+    """Two groups of two processes begin the run, and one group ends it."""
     reference = undisturbed(24, 2)
     work = work_of(24, context=2)
     several = launch(work, "--auto-resume", processes=4, restarts=0)

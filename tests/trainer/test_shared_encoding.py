@@ -13,26 +13,41 @@ from videotune.errors import DONE
 from videotune.latent_cache.store import LatentCache
 
 
+def cache_command(clips: Path, base: Path, cache: Path, *sets: str) -> list[str]:
+    """Return the command that encodes these clips into a cache."""
+    overrides = overrides_of(clips, base, cache, *sets)
+    options = [part for text in overrides.sets for part in ("--set", text)]
+    return ["cache", "--data", str(clips), *options]
+
+
 def test_killed_processes_leave_nothing_out_and_repeat_nothing(
     small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    def arguments(cache: Path) -> list[str]:
-        words = overrides_of(small_clips, tiny_bases("wan"), cache)
-        sets = [part for text in words.sets for part in ("--set", text)]
-        return ["cache", "--data", str(small_clips), *sets]
-
     cache = tmp_path / "shared" / "cache"
     for _ in range(2):
         ended = processes(
-            3, tmp_path / "logs", arguments(cache), "killed after an entry"
+            3,
+            tmp_path / "logs",
+            cache_command(small_clips, tiny_bases("wan"), cache),
+            "killed after an entry",
         )
         assert KILLED in ended.codes, ended.said
         assert DONE not in ended.codes
-    ended = processes(3, tmp_path / "logs", arguments(cache), "entries noted")
+    ended = processes(
+        3,
+        tmp_path / "logs",
+        cache_command(small_clips, tiny_bases("wan"), cache),
+        "entries noted",
+    )
     assert ended.codes == (DONE,) * 3, ended.failures
 
     alone = tmp_path / "alone" / "cache"
-    ended = processes(1, tmp_path / "logs", arguments(alone), "entries noted")
+    ended = processes(
+        1,
+        tmp_path / "logs",
+        cache_command(small_clips, tiny_bases("wan"), alone),
+        "entries noted",
+    )
     assert ended.codes == (DONE,), ended.failures
 
     lines = (cache.parent / "written.log").read_text().splitlines()
@@ -48,9 +63,7 @@ def test_what_is_found_in_the_cache_is_said_by_several_processes(
     small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"
-    overrides = overrides_of(small_clips, tiny_bases("wan"), cache)
-    sets = [part for text in overrides.sets for part in ("--set", text)]
-    command = ["cache", "--data", str(small_clips), *sets]
+    command = cache_command(small_clips, tiny_bases("wan"), cache)
     ended = processes(1, tmp_path / "logs", command)
     assert ended.codes == (DONE,), ended.failures
     damaged = LatentCache(cache).path(*LatentCache(cache).names()[0])
@@ -71,9 +84,7 @@ def test_masks_without_effect_are_counted_over_all_processes(
     for number in (1, 2):
         cache = tmp_path / f"cache-{number}"
         mask = 'conditions=[{"type": "mask"}]'
-        overrides = overrides_of(small_clips, tiny_bases("wan"), cache, mask)
-        sets = [part for text in overrides.sets for part in ("--set", text)]
-        command = ["cache", "--data", str(small_clips), *sets]
+        command = cache_command(small_clips, tiny_bases("wan"), cache, mask)
         ended = processes(number, tmp_path / "logs", command)
         assert ended.codes == (DONE,) * number, ended.failures
         outputs = re.sub(r"\s+", " ", "".join(ended.said))
@@ -89,9 +100,7 @@ def test_a_cache_that_another_run_writes_ends_all_processes(
 ) -> None:
     """Only the leader finds the folder locked; the others wait for it."""
     cache = tmp_path / "cache"
-    overrides = overrides_of(small_clips, tiny_bases("wan"), cache)
-    sets = [part for text in overrides.sets for part in ("--set", text)]
-    command = ["cache", "--data", str(small_clips), *sets]
+    command = cache_command(small_clips, tiny_bases("wan"), cache)
     with LatentCache(cache).write_lock():
         outputs = said_by_all(2, tmp_path / "logs", command)
     assert "is being written by" in outputs[0], outputs

@@ -243,11 +243,11 @@ def show_summary(result: CheckResult, rows: Sequence[Mapping[str, Any]]) -> None
         for note in dict.fromkeys((*result.job.notes, *result.account["notes"]))
         if not note.startswith(UNCOUNTED)
     ]
-    shown = shown_first(notes)
-    for note in shown:
+    shown_notes = shown_first(notes)
+    for note in shown_notes:
         tell(f"note: {note}")
-    remember(result.job.cache, shown)
-    more_notes = len(notes) - len(shown)
+    remember(result.job.cache, shown_notes)
+    more_notes = len(notes) - len(shown_notes)
     details = [
         "a row for each clip",
         counted(more_remarks, "small remark") if more_remarks > 0 else "",

@@ -119,8 +119,8 @@ def publish(
 def _repository(repo: str | None, result: Mapping[str, Any]) -> str:
     """Return the repository that a dry run would fill, in words."""
     access = "public" if result["public"] else "private"
-    whose = "" if repo and "/" in repo else " of the token's account"
-    return f"the {access} repository {result['repo']}{whose}"
+    owner = "" if repo and "/" in repo else " of the token's account"
+    return f"the {access} repository {result['repo']}{owner}"
 
 
 def _command_to_publish(

@@ -13,6 +13,11 @@ ANOTHER_BASE = (
 FITS = {None: "yes", "fits": "yes", "tight": "tight", "does not fit": "no"}
 """The words of the table for each verdict."""
 
+CHOSEN = (
+    "*: a training takes this one; with compile: auto its blocks are compiled too where "
+    "that saves more time than compiling takes"
+)
+
 TIGHT = (
     "tight: it leaves less of the card free than other programs and an error of the "
     "calculation may take"
@@ -41,7 +46,7 @@ def show_ways(ways: Sequence[Mapping[str, Any]] | None) -> None:
         )
     headings = ["checkpointing", "streamed", "compile", "products", "memory", "step"]
     print_table("ways of computing a step", [*headings, "fits"], rows, right=(4, 5))
-    tell("*: a training takes this one")
+    tell(CHOSEN)
     if any(way["verdict"] == "tight" for way in ways):
         tell(TIGHT)
     if any(way["is_another_base"] for way in ways):

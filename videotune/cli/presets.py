@@ -100,23 +100,25 @@ def show_preset(
     name: Annotated[str, Arg(help="the preset")],
 ) -> dict[str, Any]:
     """Print a preset as a config file; the reasons for its values go to standard error."""
-    print_json(read_preset(name))
-    values = flatten(read_preset(name))
+    settings = read_preset(name)
     reasons = preset_reasons(name)
+    print_json(settings)
+
     echo(f"{preset_named(name)}: {preset_about(name)}")
-    base_model = str(read_preset(name)["base_model_name"])
+    base_model = str(settings["base_model_name"])
     download = download_size(base_model)
     if download is not None:
         echo(f"base model: {download} to download, once")
     licence = published_licence(base_model)
     if licence:
         echo(f"licence of the base model: {licence}")
-    for key, value in values.items():
+    for key, value in flatten(settings).items():
         echo(f"  {key} {json.dumps(value)}: {reasons.get(key, 'no reason is given')}")
+
     return {
         "preset": preset_named(name),
         "about": preset_about(name),
-        "settings": read_preset(name),
+        "settings": settings,
         "reasons": reasons,
     }
 

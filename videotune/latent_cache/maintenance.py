@@ -200,6 +200,7 @@ def _row(entry: CacheEntry, file: str) -> dict[str, Any]:
     tensors = {}
     for name, (dtype, shape) in entry.tensors.items():
         tensors[name] = f"{dtype} {'x'.join(map(str, shape))}".strip()
+
     return {
         "kind": entry.kind,
         "key": entry.key,

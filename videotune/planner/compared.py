@@ -106,7 +106,7 @@ def compared_ways(job: Job, result: Fit, dtype: str) -> list[dict[str, Any]]:
 def _with_chosen(job: Job, ways: list[Way], result: Fit, dtype: str) -> list[Way]:
     """Return the ways with that of the run marked, or added and marked."""
     training = result.training
-    # "auto" compiles only after a trial on the card, which a plan does not have.
+    # "auto" is decided when the training starts, by the card and compiler of that machine.
     is_compiled = job.config.compile is True
     marked = []
     for way in ways:

@@ -32,6 +32,7 @@ def ask_about_changes(project: Project, run: Run, form: FormData) -> Response | 
     changes = describe_changes(project, run)
     if not changes:
         return None
+
     lines = [
         f"Its clips have changed since it began: {changes}.",
         "To resume it as it was, do not start: undo the change on the page Data first.",
