@@ -292,6 +292,11 @@ def recorded_tables() -> Iterator[dict[str, list[dict[str, Any]]]]:
         _tables.reset(token)
 
 
+def are_tables_recorded() -> bool:
+    """Whether what is printed is collected for ``--json``, so that no question is seen."""
+    return _tables.get() is not None
+
+
 def width() -> int:
     """Return the columns of the terminal, or the value of COLUMNS, or 200 for a pipe."""
     return shutil.get_terminal_size((200, 24)).columns

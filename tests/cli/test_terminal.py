@@ -171,6 +171,27 @@ def test_init_without_a_terminal_names_the_options(
     assert (tmp_path / "work" / "config.yaml").is_file()
 
 
+def test_init_asks_nothing_where_its_questions_would_not_be_seen(
+    tmp_path: Any, monkeypatch: Patch
+) -> None:
+    """With --json all that is printed is one object at the end."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("24\nstyle\n\nclips\n\n"))
+    with pytest.raises(VideotuneError, match=r"--purpose … --model … --card … --data"):
+        run("init", tmp_path / "work", json=True)
+    assert not (tmp_path / "work").exists()
+
+
+def test_each_preset_has_a_line_of_its_own_at_80_columns(
+    monkeypatch: Patch, capsys: Printed
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    run("presets", "list")
+    rows = [line for line in capsys.readouterr().out.splitlines() if line[:1] == "│"]
+    continued = [row for row in rows if row.split("│")[1].strip() == ""]
+    assert len(rows) - len(continued) == len(preset_names())
+    assert len(continued) < len(preset_names()) / 3, "only long names of models go on"
+
+
 @pytest.mark.parametrize(
     ("card", "option"), [("an rtx 4090", "RTX 4090"), ("24", "24 GB")]
 )

@@ -246,6 +246,29 @@ def test_without_held_out_clips_the_verdict_says_so(finished: Finished) -> None:
     }
 
 
+def test_a_run_that_validates_too_rarely_says_so_before_its_first_step(
+    settings: Make, work: Work, capsys: Printed
+) -> None:
+    """A resume counts the validations so far, so a spacing that is made smaller too late
+    is named too.
+    """
+    (work.run).mkdir()
+    (work.run / "control.json").write_text('{"stop": true}')
+    assert train(settings("validate_every=4", "save_every=1"), work.run) == INTERRUPTED
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "a verdict needs 3 validations, the run makes 2" in printed
+
+    (work.run / "control.json").write_text('{"stop": true}')
+    assert resume(work.run, "validate_every=5") == INTERRUPTED
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "a verdict needs 3 validations, the run makes 2" in printed
+
+    assert resume(work.run, "validate_every=1") == DONE
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "a verdict needs" not in printed
+    assert of_kind(work.run, "verdict")[-1]["verdict"] is not None
+
+
 SETS = ("steps=4", "save_every=2", "ema.decay=0.5")
 PROBED = (
     "sample_metrics.budget=100000",

@@ -52,6 +52,7 @@ from videotune.trainer import attention, loop
 from videotune.trainer.optimizer_state import optimizer_state
 from videotune.trainer.saving import save
 from videotune.trainer.step import OutOfMemory
+from videotune.trainer.step_context import StepContext
 from videotune.trainer.trainer import Trainer
 
 Weights = dict[str, torch.Tensor]
@@ -892,18 +893,35 @@ def test_auto_takes_the_fastest_attention_of_those_that_work(
     )
 
 
-def test_the_passes_of_the_measurement_are_those_of_a_step(
-    lab: Lab, monkeypatch: Patch
+@pytest.mark.parametrize("knobs", [{}, FULL], ids=["LoRA", "FINE_TUNE in bf16"])
+def test_measuring_attention_takes_a_step_s_passes_and_leaves_no_gradient(
+    knobs: dict[str, Any], lab: Lab, monkeypatch: Patch
 ) -> None:
+    """The first step has the gradient that it has without a measurement, also where the
+    optimizer updates copies of the network's own weights.
+    """
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)
-    straight, other = (trainer_of(lab) for _ in range(2))
+    monkeypatch.setattr(attention, "CANDIDATES", ("native",))
+    straight, measured = (trainer_of(lab, {"steps": 300, **knobs}) for _ in range(2))
+    seconds = attention._seconds
+    measurements: list[float] = []
+
+    def timed_seconds(trainer: Trainer, context: StepContext) -> float:
+        measurements.append(seconds(trainer, context))
+        return measurements[-1]
+
+    monkeypatch.setattr(attention, "_seconds", timed_seconds)
     begun = time.perf_counter()
-    seconds = attention._seconds(other, loop.step_context(other))
-    assert 0 < seconds < time.perf_counter() - begun
-    other.pool.trainable.optimizer.zero_grad(set_to_none=True)
-    assert [line["loss"] for line in run_steps(other)] == [
-        line["loss"] for line in run_steps(straight)
-    ]
+    with monkeypatch.context() as patching:
+        patching.setattr(attention, "has_streams", lambda _: True)
+        attention.choose_attention(measured, loop.step_context(measured))
+    assert len(measurements) == 2
+    assert 0 < min(measurements) < time.perf_counter() - begun
+
+    (first,) = run_steps(measured, 1)
+    (expected,) = run_steps(straight, 1)
+    for key in ("loss", "grad_norm"):
+        assert first[key] == expected[key]
 
 
 @pytest.mark.effect("attention")

@@ -198,15 +198,19 @@ def _lacks_base_model(preset: str) -> bool:
 
 @contextmanager
 def _answers_as_options(names: Sequence[str]) -> Iterator[None]:
-    """Name the options that answer the questions of a block, if there is no terminal.
+    """Name the options that answer the questions of a block, if nobody can answer them.
 
     Raises:
-        VideotuneError: a question got no answer.
+        VideotuneError: a question got no answer, or is not asked, as with --json.
     """
+    missing = " ".join(f"{name} …" for name in names)
+    if names and console.are_tables_recorded():
+        raise VideotuneError(
+            f"--json asks no questions. Give the answers as options: {missing}"
+        )
     try:
         yield
     except typer.Abort:
-        missing = " ".join(f"{name} …" for name in names)
         raise VideotuneError(
             f"stopped at a question. Give the answers as options: {missing}"
         ) from None

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import typer
 
-from videotune.config.base_models import download_size
+from videotune.config.base_models import DOWNLOAD_NOTE, download_size
 from videotune.console import print_table, tell
 from videotune.errors import VideotuneError
 from videotune.planner.preset_fits import (
@@ -105,9 +105,9 @@ def ask_model(gigabytes: int) -> str:
     Args:
         gigabytes: memory of the card; 0: unknown.
     """
-    columns = ["model", "cards", "base model"]
+    columns = ["model", "cards", "download"]
     if gigabytes:
-        columns = ["model", f"on {gigabytes} GB", "hours", "base model"]
+        columns = ["model", f"on {gigabytes} GB", "hours", "download"]
 
     rows = []
     for model in _fitting_first(gigabytes):
@@ -116,7 +116,7 @@ def ask_model(gigabytes: int) -> str:
     if gigabytes:
         tell(
             "Hours and fit are calculated for the preset's steps, not measured; the host's "
-            "memory is not counted, `videotune plan` counts it. The base model is a download."
+            f"memory is not counted, `videotune plan` counts it. {DOWNLOAD_NOTE}"
         )
         for note in motion_notes(_presets_for(gigabytes)):
             tell(note)
@@ -221,4 +221,4 @@ def _fit_cells(model: str, gigabytes: int) -> list[str]:
 
 def _download(model: str) -> str:
     size = download_size(str(read_preset(models()[model][0])["base_model_name"]))
-    return "" if size is None else str(size)
+    return "" if size is None else size.cell()

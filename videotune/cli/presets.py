@@ -6,7 +6,11 @@ from typing import Annotated, Any
 import typer
 
 from videotune.cli.options import Arg, AsJson, Opt
-from videotune.config.base_models import download_size, published_licence
+from videotune.config.base_models import (
+    DOWNLOAD_NOTE,
+    download_size,
+    published_licence,
+)
 from videotune.config.nested_keys import flatten
 from videotune.console import echo, print_json, print_table, tell
 from videotune.presets.recipes import display_name, motion_notes
@@ -26,9 +30,6 @@ config_app = typer.Typer(
     help="Explain keys, and print the JSON Schema of a config.", no_args_is_help=True
 )
 
-METHODS = {"FINE_TUNE": "all weights", "EMBEDDING": "new tokens"}
-
-
 PresetCard = Annotated[
     str | None,
     Opt(
@@ -46,11 +47,13 @@ def list_presets(card: PresetCard = None) -> dict[str, Any] | None:
     rows = []
     for name in preset_names():
         memory = preset_card(name)
-        cells = [name, display_name(name), _method(name)]
-        rows.append([*cells, f"{memory} GB" if memory else "any", _download(name)])
-    columns = ["preset", "model", "trains", "card", "base model"]
-    print_table("presets", columns, rows)
-    tell("Memory is calculated, see `videotune plan`. The base model is a download.")
+        card_memory = f"{memory} GB" if memory else "any"
+        rows.append([name, display_name(name), card_memory, _download(name)])
+    print_table("presets", ["preset", "model", "card", "download"], rows)
+    tell(
+        "The card's memory is calculated, see `videotune plan`. Finetune trains all weights, "
+        f"Embedding new tokens, the others a LoRA. {DOWNLOAD_NOTE}"
+    )
     for note in motion_notes(preset_names()):
         tell(note)
     tell("`videotune presets list --card NAME`: which of them fit your card.")
@@ -74,11 +77,12 @@ def _list_for_card(text: str) -> dict[str, Any]:
         fit = fits[preset]
         time = fit.time if fit else ""
         rows.append([preset, fit_words(fit), time, _download(preset)])
-    columns = ["preset", f"on {name}", "hours", "base model"]
+    columns = ["preset", f"on {name}", "hours", "download"]
     print_table("presets", columns, rows)
     tell(
         f"Calculated for clips of eight seconds on known cards of such memory, without "
-        f'the host memory, not measured; for your clips: videotune plan CLIPS --preset NAME --card "{name}"'
+        f'the host memory, not measured; for your clips: videotune plan CLIPS --preset NAME --card "{name}". '
+        f"{DOWNLOAD_NOTE}"
     )
     for note in motion_notes(presets):
         tell(note)
@@ -86,13 +90,9 @@ def _list_for_card(text: str) -> dict[str, Any]:
     return {"card": name, "fits": fit_by_preset}
 
 
-def _method(preset: str) -> str:
-    return METHODS.get(read_preset(preset).get("training_method", ""), "LoRA")
-
-
 def _download(preset: str) -> str:
     size = download_size(str(read_preset(preset)["base_model_name"]))
-    return "" if size is None else str(size)
+    return "" if size is None else size.cell()
 
 
 @presets_app.command("show")

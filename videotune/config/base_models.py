@@ -10,6 +10,12 @@ from typing import Any
 
 from videotune.files import read_json
 
+DOWNLOAD_NOTE = (
+    "The base model is downloaded once; ≥: at least, where the size of its files is not "
+    "known."
+)
+"""Explains a column of ``DownloadSize.cell``."""
+
 
 @dataclass(frozen=True)
 class DownloadSize:
@@ -25,6 +31,11 @@ class DownloadSize:
     def __str__(self) -> str:
         bound = "about" if self.is_published else "at least"
         return f"{bound} {self.gigabytes:g} GB"
+
+    def cell(self) -> str:
+        """Return the size for the cell of a table: "28.9 GB" or "≥21 GB"."""
+        bound = "" if self.is_published else "≥"
+        return f"{bound}{self.gigabytes:g} GB"
 
 
 @cache

@@ -201,7 +201,7 @@ def motion_notes(presets: Iterable[str]) -> list[str]:
         reason = shipped.preset_reasons(preset).get("video_config.target_fps")
         rate = shipped.read_preset(preset).get("video_config", {}).get("target_fps")
         if reason and rate:
-            notes.append(f"{preset} trains {rate:g} frames a second: {reason}")
+            notes.append(f"{preset} reads {rate:g} frames a second: {reason}")
     return notes
 
 

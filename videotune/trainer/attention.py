@@ -8,6 +8,7 @@ from videotune.console import echo
 from videotune.latent_cache.batches import make_step_batch
 from videotune.memory.accelerator import has_streams, local_device
 from videotune.memory.attention import set_attention, switchable
+from videotune.trainer.gradients import forget_gradients
 from videotune.trainer.step import accumulate_gradients
 from videotune.trainer.step_context import StepContext
 from videotune.trainer.step_record import Clock, empty_values
@@ -47,7 +48,7 @@ def choose_attention(trainer: Trainer, context: StepContext) -> None:
             # It is not installed, or has no kernel for this model's masks.
             echo(f"attention: {name} is skipped: {str(error).splitlines()[0][:100]}")
         finally:
-            trainable.optimizer.zero_grad(set_to_none=True)
+            forget_gradients(trainable)
 
     best = min(seconds, key=lambda name: seconds[name]) if seconds else "native"
     measured = ", ".join(f"{name} {value:.3g} s" for name, value in seconds.items())

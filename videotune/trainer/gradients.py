@@ -16,8 +16,8 @@ from videotune.trainer.step_record import Clock
 
 
 def forget_gradients(trainable: TrainableState) -> None:
-    """Remove all gradients of a step that failed, also those that the passes so far have
-    left in the network and that have not been moved to what the optimizer updates.
+    """Remove all gradients of passes that are not followed by an update, also those that
+    are still in the network and have not been moved to what the optimizer updates.
     """
     trainable.optimizer.zero_grad(set_to_none=True)
     if trainable.shards is not None:

@@ -37,6 +37,8 @@ from videotune.validation.overfitting import (
     Verdict,
     count_latest,
     judge,
+    readings_of,
+    too_few_readings,
 )
 from videotune.validation.overhead import plan_overhead, planned_forgetting
 from videotune.validation.part_movement import PartMovement
@@ -126,6 +128,19 @@ class Validation(Callback):
         elif is_main:
             # A reading may have been made before a kill, without its verdict.
             self.verdict = write_verdict(trainer, self._to_come(trainer, step))
+        if is_main:
+            self._note_too_few(trainer, step)
+
+    def _note_too_few(self, trainer: Trainer, step: int) -> None:
+        """Print at the beginning if the run will end without a verdict, because it
+        validates too rarely. Without held-out clips another note says it.
+        """
+        to_come = self._to_come(trainer, step)
+        if not to_come or not trainer.job.library.held_out_windows:
+            return
+        readings_so_far = readings_of(trainer.journal.history.events)
+        if len(readings_so_far) + len(to_come) < MIN_READINGS:
+            echo(f"note: {too_few_readings(len(readings_so_far), to_come)}")
 
     def _is_lacking(self, trainer: Trainer, step: int) -> bool:
         name = self.name(trainer)
