@@ -190,7 +190,7 @@ class ModelSpec:
     timestep_distribution: str = "LOGIT_NORMAL"
     prediction_constants: Mapping[str, float] = field(default_factory=dict)
     """Constants of the noise schedule of v-prediction."""
-    first_frame: float | None = None
+    first_frame_probability: float | None = None
     """Share of samples that are conditioned on their first frame by default.
 
     None: it takes no image.

@@ -22,4 +22,4 @@ def test_it_writes_the_kind_that_is_asked_for_and_nothing_else(tmp_path: Path) -
         str(tmp_path / "base"),
         "making random weights …\n",
     )
-    assert spec_for(None, place(str(tmp_path / "base"))).first_frame == 1.0
+    assert spec_for(None, place(str(tmp_path / "base"))).first_frame_probability == 1.0

@@ -50,8 +50,8 @@ from videotune.types import ClipShape
 from videotune.validation import embeddings
 from videotune.validation import sample_metrics as probes
 from videotune.validation.overhead import (
+    decide_spacings,
     overhead,
-    plan_overhead,
     share_of_run,
     total_share,
 )
@@ -656,7 +656,7 @@ BIG = ("family=wan", "resolution=480x832", "allow_crop=true")
 
 
 def open_planned(clips: Path, *sets: str) -> Job:
-    return plan_overhead(
+    return decide_spacings(
         open_job(*resolve_config(Overrides(data=str(clips), sets=sets)))
     )
 

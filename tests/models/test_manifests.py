@@ -182,10 +182,10 @@ def test_a_preset_asks_for_what_its_model_takes_and_says_what_is_not_known(
     assert frames is None or frames == snap_frames(frames, spec.rules)
     parse_resolution(config.resolution, spec.rules)
     from_image = "I2V" in name or "FLF2V" in name
-    always_has_image = spec.first_frame == 1
+    always_has_image = spec.first_frame_probability == 1
     assert from_image == (spec.image_conditioning == "concat" or always_has_image)
     assert ("A14B" in name) == (len(spec.experts) == 2)
-    assert config.first_frame_probability == spec.first_frame
+    assert config.first_frame_probability == spec.first_frame_probability
     assert config.timestep_shift == (
         "resolution" if spec.shift_by_tokens else spec.timestep_shift
     )

@@ -184,7 +184,7 @@ class _LoraProduct(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         bias: Tensor | None,
-        _exact_a: Tensor,
+        exact_a: Tensor,
         _exact_b: Tensor,
         a: Tensor,
         b: Tensor,
@@ -201,7 +201,7 @@ class _LoraProduct(torch.autograd.Function):
         ctx.save_for_backward(x, a, b, x_a, *stored)
         ctx.scale = scale
         ctx.packing = packing
-        ctx.factor_dtype = _exact_a.dtype
+        ctx.factor_dtype = exact_a.dtype
         return output.view(*x.shape[:-1], output.shape[-1])
 
     @staticmethod

@@ -267,7 +267,7 @@ def _train(
             resume=Resume(*resume_options) if resume_options else False,
             auto_resume=auto_resume,
             allow_skips=allow_skips,
-            begun=BEGUN,
+            program_start=BEGUN,
         )
     if result.report is not None:  # only on the main process
         show_training(result)

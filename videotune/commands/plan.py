@@ -47,7 +47,7 @@ from videotune.planner.process_choice import Target, shared_job
 from videotune.planner.read_step import known_step_spec, step_spec
 from videotune.presets.shipped import preset_card
 from videotune.trainer import build
-from videotune.validation.overhead import plan_overhead
+from videotune.validation.overhead import decide_spacings
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def plan(
     cluster = cluster_of(known_gpu, nodes, gpus_a_machine, network)
     spare = spare_memory(limit or 0, is_free=memory_from == "machine")
     target = Target(cluster, limit, known_gpu, spare)
-    job = plan_overhead(shared_job(resolved, spec, base, target))
+    job = decide_spacings(shared_job(resolved, spec, base, target))
     refuse_skips(job, allow_skips)
 
     facts = make_plan(job, views or exposure.TARGETS)

@@ -39,7 +39,7 @@ from videotune.runs.run_dir import BegunRun, only_process, write_begun
 from videotune.runs.same_command import begun_by_this_command, launcher_restarts
 from videotune.runs.stop_signals import end_process_on_requests, signals
 from videotune.trainer import saving
-from videotune.trainer.deterministic import same_bits
+from videotune.trainer.deterministic import deterministic_kernels
 from videotune.trainer.export import export_run
 from videotune.trainer.loop import NoBatch, NotFinite, train_loop
 from videotune.trainer.progress import Resumed, announce
@@ -115,7 +115,7 @@ def train(
     resume: Resume | bool = False,
     auto_resume: bool = False,
     allow_skips: str | None = None,
-    begun: float | None = None,
+    program_start: float | None = None,
     **overrides: Any,
 ) -> TrainResult:
     """Train to the end, or until asked to stop; export and report the result.
@@ -130,11 +130,11 @@ def train(
         auto_resume: continue the run in ``out`` if the same config began it, and begin
             it if there is none. torchrun with --max-restarts sets it.
         allow_skips: how many clips may be skipped: a number, or "all".
-        begun: the ``time.perf_counter()`` at which the program began, if its time
+        program_start: the ``time.perf_counter()`` at which the program began, if its time
             counts as the run's.
         overrides: fields of ``Overrides``.
     """
-    begun = time.perf_counter() if begun is None else begun
+    program_start = time.perf_counter() if program_start is None else program_start
     run = Path(out)
     resume_options: Resume | None = None
     if resume:
@@ -152,7 +152,7 @@ def train(
             resume=resume_options,
             auto_resume=auto_resume or launcher_restarts(),
             allow_skips=allow_skips,
-            begun=begun,
+            program_start=program_start,
         )
     except DeviceFull as error:
         if not error.remedy:
@@ -201,7 +201,7 @@ def train_once(
     resume: Resume | None,
     auto_resume: bool = False,
     allow_skips: str | None = None,
-    begun: float | None = None,
+    program_start: float | None = None,
 ) -> TrainResult:
     """Do what ``train`` does, without a second try."""
     with join() as dist:
@@ -243,18 +243,20 @@ def train_once(
             refuse_skips(opened.job, allow_skips)
             saving.refuse_small_disk(run, plan["disk"])
 
-        with same_bits(config.deterministic):
+        with deterministic_kernels(config.deterministic):
             if not dist.is_main:
-                return work(opened, run, resume, plan, dist, Heartbeat(run))
+                return run_process(opened, run, resume, plan, dist, Heartbeat(run))
             with (
                 only_process(run),
                 followers.watching(),
-                keep_heartbeat(run, begun, goes_on=goes_on) as heartbeat,
+                keep_heartbeat(run, program_start, goes_on=goes_on) as heartbeat,
             ):
                 keep_addresses(run, config.notify)
                 if resume is None:
                     write_begun(run, _user_request(overrides, allow_skips))
-                return work(opened, run, resume, plan, dist, heartbeat, followers)
+                return run_process(
+                    opened, run, resume, plan, dist, heartbeat, followers
+                )
 
 
 def _result_if_finished(run: Path, dist: DistributedContext) -> TrainResult | None:
@@ -284,7 +286,7 @@ def _user_request(overrides: Overrides, allow_skips: str | None) -> BegunRun:
     return {"preset": overrides.preset, "keys": keys, "allow_skips": allow_skips}
 
 
-def work(
+def run_process(
     opened: OpenedRun,
     run: Path,
     resume: Resume | None,
@@ -298,7 +300,13 @@ def work(
         dist.watch.activity = lambda: (heartbeat.state, heartbeat.step)
     callbacks = callbacks_of(opened.job)
     trainer = build_trainer(
-        opened, run, plan, callbacks, resume is not None, dist, heartbeat
+        opened,
+        run,
+        plan,
+        callbacks,
+        resume=resume is not None,
+        dist=dist,
+        heartbeat=heartbeat,
     )
     if dist.watch is not None:
         in_lockstep = must_run_together(opened.job.config, dist)
@@ -313,9 +321,10 @@ def work(
         if dist.is_main:
             announce(trainer, _resumed(opened, resume))
         if followers is not None:
-            follow(trainer, followers)
+            attach_followers(trainer, followers)
 
-        with signals(is_distributed=dist.size > 1) as trainer.signals:
+        with signals(is_distributed=dist.size > 1) as stop_signals:
+            trainer.signals = stop_signals
             why = explained_loop(trainer)
         if dist.is_main:
             result = finish(trainer, why)
@@ -335,7 +344,7 @@ def _resumed(opened: OpenedRun, resume: Resume | None) -> Resumed | None:
     return Resumed(opened.changes, restarted=resume.restarted)
 
 
-def follow(trainer: Trainer, followers: Followers) -> None:
+def attach_followers(trainer: Trainer, followers: Followers) -> None:
     """Let messages and uploads follow the journal; their failures are warnings in it."""
     journal = trainer.journal
 

@@ -126,12 +126,10 @@ def _prodigy(rows: Rows, settings: Optimizer) -> list[torch.optim.Optimizer]:
 
 
 def _muon(rows: Rows, settings: Optimizer) -> list[torch.optim.Optimizer]:
-    """torch's (Jordan et al.
+    """Return torch's Muon for matrices, with beta1 as momentum, and AdamW for all else.
 
-    2024) for matrices, with beta1 as momentum, scaled so that AdamW's rates fit it.
-
-    The scale is that of Liu et al. 2025 (arXiv 2502.16982). Everything else is updated
-    by AdamW.
+    Muon is of Jordan and others, 2024. Its updates are scaled as by Liu and others, 2025
+    (arXiv 2502.16982), so that AdamW's rates fit it.
     """
     import torch
 
@@ -162,9 +160,8 @@ def _muon(rows: Rows, settings: Optimizer) -> list[torch.optim.Optimizer]:
 
 
 def _came(rows: Rows, settings: Optimizer) -> list[torch.optim.Optimizer]:
-    """pytorch_optimizer's (Luo et al.
-
-    2023, arXiv 2307.02047); the decay of its confidence is its default.
+    """Return pytorch_optimizer's CAME (Luo and others, 2023, arXiv 2307.02047); the decay
+    of its confidence is its default.
     """
     from pytorch_optimizer import CAME
 
@@ -177,9 +174,8 @@ def _came(rows: Rows, settings: Optimizer) -> list[torch.optim.Optimizer]:
 
 
 def _schedule_free(rows: Rows, settings: Optimizer) -> list[torch.optim.Optimizer]:
-    """schedulefree's AdamW (Defazio et al.
-
-    2024, arXiv 2405.15682), left in its training mode.
+    """Return schedulefree's AdamW (Defazio and others, 2024, arXiv 2405.15682), left in
+    its training mode.
     """
     from schedulefree import AdamWScheduleFree
 

@@ -48,7 +48,9 @@ class Resolved:
         }
 
     def with_planned(self, values: Mapping[str, Any]) -> Resolved:
-        """Return the same config with values, by dotted keys, that a plan has chosen."""
+        """Return the same config with values, by dotted keys, that a plan has chosen or
+        that follow from others, such as steps from passes over the data.
+        """
         config = self.config
         for key, value in values.items():
             section, _, name = key.rpartition(".")
@@ -62,8 +64,8 @@ class Resolved:
 def family_defaults(spec: ModelSpec) -> dict[str, Any]:
     """Return the keys whose default depends on the model."""
     defaults: dict[str, Any] = {}
-    if spec.first_frame is not None:
-        defaults["first_frame_probability"] = spec.first_frame
+    if spec.first_frame_probability is not None:
+        defaults["first_frame_probability"] = spec.first_frame_probability
     required = sorted(spec.required_conditions - {"first_frame"})
     if required:
         defaults["conditions"] = [{"type": name} for name in required]
@@ -120,7 +122,8 @@ def variant_of(merged: Mapping[str, Any]) -> str:
 def resolve(
     user: Mapping[str, Any], preset: Mapping[str, Any], spec: ModelSpec | None
 ) -> Resolved:
-    """Merge the family's defaults, the preset and the user's own keys, in this order.
+    """Merge the training method's defaults, the family's, the preset and the user's own
+    keys, in this order.
 
     Raises VideotuneError with a line for each value out of its bounds.
     """

@@ -108,6 +108,7 @@ def objective_for_prediction(
         VideotuneError: A constant is missing.
     """
     if prediction == "flow":
+        # Weighting and its γ are of v-prediction; for flow the config refuses them.
         return Objective(
             flow_path, timesteps, temporal_consistency=temporal_consistency
         )

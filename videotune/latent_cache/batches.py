@@ -205,7 +205,7 @@ def _batch_of_process(
         step=step,
         first=begin,
     )
-    # If only sound is learnt, t is that of the sound.
+    # A batch without sound is returned as it is. If only sound is learnt, t is its own.
     sound_t = draws.t if draws.sound_t is None else draws.sound_t
     return draw_sound_noise(batch, sound_t[begin:end], source.keys.seed, step, begin)
 

@@ -291,13 +291,13 @@ def _draw_order(schedule: Schedule, bucket: int, epoch: int) -> NDArray[np.int64
 
 @lru_cache(maxsize=64)
 def _half_intervals(schedule: Schedule) -> tuple[tuple[int, ...], Fraction]:
-    """Return half the time between two steps of each bucket, in units that make all
-    integers, and the time of a step.
+    """Return half the time between two steps of each bucket, and the time of a step.
 
-    An interval is b / (q n) epochs, and an epoch is 2 · unit · scale of these units. So
-    half an interval is b / (q n) · unit · scale.
+    Times are counted in a unit that makes all of them integers. A bucket of n windows
+    with b samples a step and weight q has a step every b / (q n) epochs. An epoch has
+    2 · lcm · scale units, so half of that time is b / (q n) · lcm · scale units.
     """
-    unit = lcm(*schedule.window_counts)
+    common_multiple = lcm(*schedule.window_counts)
     intervals = []
     for windows, batch, weight in zip(
         schedule.window_counts,
@@ -305,11 +305,11 @@ def _half_intervals(schedule: Schedule) -> tuple[tuple[int, ...], Fraction]:
         weights_of(schedule),
         strict=True,
     ):
-        intervals.append(batch * (unit // windows) / weight)
+        intervals.append(batch * (common_multiple // windows) / weight)
 
     scale = lcm(*(interval.denominator for interval in intervals))
     half_intervals = tuple(int(interval * scale) for interval in intervals)
-    return half_intervals, 2 * unit * scale / steps_per_epoch(schedule)
+    return half_intervals, 2 * common_multiple * scale / steps_per_epoch(schedule)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from videotune.memory.checkpointing import (
 from videotune.memory.device_buffers import DeviceBuffers
 from videotune.memory.host_memory import refuse_if_short
 from videotune.memory.host_weights import HostWeights, dense
-from videotune.memory.input_checkpoint import InputCheckpoint, Windows
+from videotune.memory.input_checkpoint import BlockContexts, InputCheckpoint
 from videotune.memory.part_checkpoint import compute_in_parts
 
 
@@ -117,7 +117,7 @@ class BlockOffload:
         args: Sequence[Any],
     ) -> Any:
         """Compute a block so that its graph saves only the inputs."""
-        windows = Windows(
+        windows = BlockContexts(
             first=lambda: self._forward_window(index, backward_follows=True),
             again=lambda: self._backward_window(index),
         )

@@ -31,7 +31,7 @@ Checkpoint = Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class Windows:
+class BlockContexts:
     """What is around a block while it computes, such as its weights on the device."""
 
     first: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -57,14 +57,14 @@ class InputCheckpoint:
 
     def __call__(self, block: nn.Module, *args: Any) -> Any:
         """Return the block's output; without gradients, just call the block."""
-        return self.run(block, block, args, Windows())
+        return self.run(block, block, args, BlockContexts())
 
     def run(
         self,
         block: nn.Module,
         compute: Callable[..., Any],
         args: Sequence[Any],
-        windows: Windows,
+        contexts: BlockContexts,
     ) -> Any:
         """Return a block's output.
 
@@ -72,7 +72,7 @@ class InputCheckpoint:
             block: the block.
             compute: what computes it; the block itself, if nothing wraps it.
             args: its arguments.
-            windows: what must be around it while it computes.
+            contexts: what must be around it while it computes.
         """
         leaves, spec = tree_flatten(tuple(args))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -84,13 +84,13 @@ class InputCheckpoint:
                 *args,
                 use_reentrant=False,
                 preserve_rng_state=self._draws,
-                context_fn=lambda: (windows.first(), windows.again()),
+                context_fn=lambda: (contexts.first(), contexts.again()),
             )
         elif with_gradient or _trains(block):
-            call = _Call(compute, windows, spec, leaves, draws=self._draws)
+            call = _Call(compute, contexts, spec, leaves, draws=self._draws)
             output = call.outputs(tensors, needs_anchor=not with_gradient)
         else:
-            with windows.first():
+            with contexts.first():
                 output = compute(*args)
 
         returned = tree_flatten(output)[0]
@@ -108,6 +108,9 @@ class InputCheckpoint:
         The first block of a class answers for all of them in this pass. What it gets
         with a gradient must be its first tensor, or what the block before it returned
         if its arguments begin with that: other tensors are read by several blocks.
+
+        The very first block of the pass must get nothing with a gradient: no block has
+        returned anything yet, so it would come from outside, where others may read it.
         """
         # A block that is called again begins another pass.
         if id(block) in self._called:
@@ -143,14 +146,14 @@ class _Call:
     def __init__(
         self,
         compute_block: Callable[..., Any],
-        windows: Windows,
+        contexts: BlockContexts,
         spec: TreeSpec,
         leaves: list[Any],
         *,
         draws: bool,
     ) -> None:
         self._compute_block = compute_block
-        self._windows = windows
+        self._windows = contexts
         self._spec = spec
         # The graph keeps the tensors: here each leaves a gap.
         self._is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]

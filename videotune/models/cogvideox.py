@@ -224,7 +224,7 @@ class CogVideoX(DiffusersModel):
             prediction_constants=_schedule(
                 folder / "scheduler" / "scheduler_config.json"
             ),
-            first_frame=FIRST_FRAME_SHARE if from_image else None,
+            first_frame_probability=FIRST_FRAME_SHARE if from_image else None,
             image_noise=from_image,
             sample_shape=sample_shape,
             image_channels=(0, configs.latent_channels if from_image else 0),
@@ -239,7 +239,7 @@ class CogVideoX(DiffusersModel):
         With ``random``, the frame gets noise of random strength, and a latent is
         sampled. Without it, the latent is the mean of the frame as it is.
         """
-        if self.spec.first_frame is None:
+        if self.spec.first_frame_probability is None:
             return {}
         vae = self.vae()
         frame = frames[:, :1]
@@ -263,7 +263,7 @@ class CogVideoX(DiffusersModel):
 
     def blank_channels(self, shape: ClipShape) -> dict[str, Tensor]:
         """Return zeros in the form of ``image_states``."""
-        if self.spec.first_frame is None:
+        if self.spec.first_frame_probability is None:
             return {}
         _, rows, columns = self.spec.rules.latent_size(shape)
         return {"image": torch.zeros(self.spec.latent_channels, 1, rows, columns)}
@@ -291,7 +291,7 @@ class CogVideoX(DiffusersModel):
             clean = self._path(t).alpha * batch.x0[:, :, :1]
             x_t = torch.cat([clean + scattered(x_t[:, :, :1] - clean), x_t], dim=2)
         states = x_t.to(self.dtype)
-        if self.spec.first_frame is not None:
+        if self.spec.first_frame_probability is not None:
             states = torch.cat(
                 [states, self._image(batch.conditioning, frames + front).to(states)],
                 dim=1,
@@ -404,7 +404,7 @@ class CogVideoX(DiffusersModel):
         self.check_shape(shape.frames, shape.height, shape.width)
         pipe = self.pipeline(nets, request.shift)
         arguments = {}
-        if self.spec.first_frame is not None:
+        if self.spec.first_frame_probability is not None:
             pipe.prepare_latents = self._prepare_latents(
                 pipe, conditioning
             )  # it has the true image
@@ -457,7 +457,7 @@ class CogVideoX(DiffusersModel):
         prints = super().fingerprints()
         return (
             prints
-            if self.spec.first_frame is None
+            if self.spec.first_frame_probability is None
             else prints | {"vae": f"{prints['vae']}-image"}
         )
 

@@ -190,7 +190,7 @@ class HunyuanVideo15(HunyuanVideo15Text):
             default_resolution=net["target_size"],
             sample_guidance=float(_guider_config(folder)["guidance_scale"]),
             image_conditioning="concat" if from_image else "none",
-            first_frame=1.0 if from_image else None,
+            first_frame_probability=1.0 if from_image else None,
             predicts_images_apart=from_image,
             image_channels=(0, configs.latent_channels if from_image else 0),
             image_numbers=_vision_numbers(folder) if from_image else 0,

@@ -209,7 +209,7 @@ class Kandinsky5(DiffusersModel):
             text_numbers=net["in_text_dim2"],
             timestep_shift=float(scheduler.get("shift", cls.spec.timestep_shift)),
             image_conditioning="replace" if from_image else "none",
-            first_frame=1.0 if from_image else None,
+            first_frame_probability=1.0 if from_image else None,
             encodes_first_frame=from_image,
         )
 

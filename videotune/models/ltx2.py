@@ -172,7 +172,7 @@ class LTX2(LTX2Sampling):
         patch=(1, 1, 1),
         image_conditioning="replace",
         further_conditions=CONDITIONS,
-        first_frame=0.1,
+        first_frame_probability=0.1,
         sample_shape=(121, 512, 768),
         # The pipelines copy their scheduler for the sound, and read its noise levels.
         schedulers=FLOW_SCHEDULERS[:1],

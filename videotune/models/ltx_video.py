@@ -137,7 +137,7 @@ class LTXVideo(DiffusersModel):
         latent_channels=128,
         patch=(1, 1, 1),
         image_conditioning="replace",
-        first_frame=0.1,
+        first_frame_probability=0.1,
         sample_shape=(161, 512, 704),
         schedulers=FLOW_SCHEDULERS,
         rescales_guidance=True,

@@ -209,7 +209,7 @@ class Wan(DiffusersModel):
             attention_heads=net["num_attention_heads"],
             text_width=net["text_dim"],
             image_conditioning=kind.image_conditioning,
-            first_frame=kind.first_frame_share,
+            first_frame_probability=kind.first_frame_share,
             further_conditions=kind.conditions,
             experts=experts,
             timestep_shift=5.0 if is_wan22 else cls.spec.timestep_shift,

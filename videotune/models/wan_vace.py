@@ -57,7 +57,7 @@ class WanVace(Wan):
             name: _in_both_lists(patterns)
             for name, patterns in Wan.spec.lora_targets.items()
         },
-        first_frame=0.0,
+        first_frame_probability=0.0,
         # What its second list of blocks gives would be added twice in a skipped step.
         caches_first_block=False,
         further_conditions=CONDITIONS,
@@ -102,7 +102,7 @@ class WanVace(Wan):
             title=f"Wan {version} VACE {size}".rstrip(),
             blocks=cls.spec.blocks,
             lora_targets=cls.spec.lora_targets,
-            first_frame=0.0,
+            first_frame_probability=0.0,
             caches_first_block=cls.spec.caches_first_block,
             further_conditions=CONDITIONS,
             control_channels=expected,

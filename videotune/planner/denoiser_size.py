@@ -34,10 +34,12 @@ def surely_fits(job: Job, vram: int) -> bool:
     is_full = job.config.training_method == "FINE_TUNE"
     parameter_bytes = FULL_BYTES if is_full else LORA_BYTES
     weights = parameter_bytes * linear_sizes(job).parameters
+    # The bound is rough, so it is taken twice, and half of the card must hold it.
     return 2 * (weights + activations_at_most(job, 4)) <= vram // 2
 
 
 def host_checkpointing(job: Job) -> str:
     """Return ON or OFF for a CPU or MPS: OFF if the host has twice the memory for it."""
+    # Twice: other programs of the host need memory too.
     has_room = 2 * activations_at_most(job, 4) <= psutil.virtual_memory().available
     return OFF if has_room else ON

@@ -35,7 +35,7 @@ from videotune.planner.read_step import known_step_spec
 from videotune.planner.step_spec import StepSpec
 from videotune.text import memory_size
 from videotune.trainer.build import dtype_name
-from videotune.validation.overhead import plan_overhead
+from videotune.validation.overhead import decide_spacings
 
 COMPILE_SECONDS = 36.0
 """Seconds for the graph of a kind of block.
@@ -77,8 +77,11 @@ def fit_settings(job: Job) -> Job:
 
 def _plainest(job: Job, checkpointing: str) -> dict[str, Any]:
     """Return the settings for one pass per batch and all weights on the device."""
-    values = (job.config.batch_size, checkpointing, 0.0)
-    return dict(zip(MEMORY_KEYS, values, strict=True))
+    return {
+        "micro_batch_size": job.config.batch_size,
+        "gradient_checkpointing": checkpointing,
+        "layer_offload_fraction": 0.0,
+    }
 
 
 def _with_chosen(job: Job, chosen: Mapping[str, Any]) -> Job:
@@ -99,7 +102,7 @@ def chosen_for_run(job: Job, replan: bool) -> tuple[Job, list[str]]:
     """
     before = job.config
     job = fit_settings(_reopened(job) if replan else job)
-    job = decide_compile(plan_overhead(job))
+    job = decide_compile(decide_spacings(job))
 
     changes = []
     if replan:

@@ -135,6 +135,8 @@ def open_models(
             raise VideotuneError(reason)
 
     family = find(spec.name)(folder, device, DTYPES[dtype], weights)
+    # The family has read its spec from the folder. It is changed here as ``as_configured``
+    # has changed the job's.
     if config.text_encoder.convention == "authors":
         family.spec = family.with_authors_text(family.spec)
     if config.generate is not None:

@@ -13,7 +13,7 @@ from videotune.errors import VideotuneError
 
 
 @contextmanager
-def same_bits(wanted: bool) -> Iterator[None]:
+def deterministic_kernels(wanted: bool) -> Iterator[None]:
     """Within the block torch uses only deterministic kernels, also for attention's
     backward pass, if ``wanted``.
 

@@ -251,6 +251,8 @@ class ExpertLoader:
     def load(self, pool: ExpertPool, name: str) -> nn.Module:
         """Return the denoiser of an expert, placed by the config, with its trained
         parameters bound into it.
+
+        The first time, what the optimizer is to update is left in ``new_parameters``.
         """
         is_first = not self._has_reported
         self._has_reported = True

@@ -71,8 +71,8 @@ def sum_and_clip(
         context.dist.sum_over_groups(values)
         clock.end_phase("waiting")
 
-    # In textual inversion, no caption of the step may have the new token. The optimizer
-    # updates the same tensors in every step, so gradients of zeros are made.
+    # In textual inversion it may be that no caption of the step has the new token. The
+    # optimizer updates the same tensors in every step, so gradients of zeros are made.
     if all(parameter.grad is None for parameter in parameters):
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)

@@ -20,7 +20,7 @@ from videotune.process_watch import ProcessLost, is_lost_connection, lost_messag
 from videotune.runs.run_dir import poll_control
 from videotune.trainer.attention import choose_attention
 from videotune.trainer.captured_passes import CapturedPasses, no_cuda_graphs
-from videotune.trainer.progress import CompileReport, doing, write_step
+from videotune.trainer.progress import CompileReport, current_work, write_step
 from videotune.trainer.saving import (
     finish_pending_save,
     is_writing,
@@ -93,7 +93,7 @@ def train_loop(trainer: Trainer) -> str:
 
     compiled = trainer.pool.compiled
     timing_compiler = nullcontext() if compiled is None else compiled.clock.running()
-    with bar("training", lambda: doing(trainer)) as progress, timing_compiler:
+    with bar("training", lambda: current_work(trainer)) as progress, timing_compiler:
         trainer.heartbeat.set("training", trainer.first_step - 1)
         try:
             return _train_to_the_end(trainer, DelayedJournal(trainer, progress))
@@ -350,7 +350,7 @@ def new_graph_cache(trainer: Trainer) -> CapturedPasses | None:
             none.
     """
     config = trainer.job.config
-    # None: graphs are used where they are possible.
+    # "auto": wherever they are possible, so in most LoRA runs on one CUDA GPU.
     if config.cuda_graphs is False:
         return None
     device = trainer.device

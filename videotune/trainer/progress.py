@@ -38,7 +38,7 @@ STATUS = {
 """What the bar shows in place of the time left, by state of the heartbeat."""
 
 
-def doing(trainer: Trainer) -> str:
+def current_work(trainer: Trainer) -> str:
     """Return what the bar shows in place of the time left, or ""."""
     compiled = trainer.pool.compiled
     if compiled is not None and compiled.clock.is_compiling:
@@ -250,7 +250,7 @@ def write_step(trainer: Trainer, record: StepRecord, progress: Any) -> None:
     trainer.journal.write(line)
     trainer.last_step = record.step
     if is_loss_scale_overflow(line):
-        _warn_of_loss_scale(trainer, line)
+        _record_loss_scale_overflow(trainer, line)
     elif line.get("skipped"):
         trainer.skipped_in_a_row += 1
         _warn_of_skipped_step(trainer, record)
@@ -288,7 +288,10 @@ def _compare_processes(
             trainer.journal.warn(record.step, sentence)
 
 
-def _warn_of_loss_scale(trainer: Trainer, line: Mapping[str, Any]) -> None:
+def _record_loss_scale_overflow(trainer: Trainer, line: Mapping[str, Any]) -> None:
+    """Write an overflow into the journal. It is not printed: with a scale that is searched
+    for, some are expected.
+    """
     factor = line["loss_scale"]
     trainer.journal.event(
         "warning",
@@ -306,10 +309,9 @@ def _warn_of_skipped_step(trainer: Trainer, record: StepRecord) -> None:
         "but for the tensors whose gradient was finite " if applied_in_part else ""
     )
     clips = clips_of(trainer, record.broken())
-    trainer.journal.event(
-        "warning",
-        step=record.step,
-        text=f"loss or gradient not finite, step not applied: {exception}{clips}",
+    trainer.journal.warn(
+        record.step,
+        f"loss or gradient not finite, step not applied: {exception}{clips}",
     )
 
 

@@ -83,16 +83,16 @@ def train_step(
     Raises:
         OutOfMemory: if the device has no room for the step.
     """
-    updates_later = trainable.backward_optimizer is None
+    updates_after_backward = trainable.backward_optimizer is None
     update_number = step_batch.step if expert_step is None else expert_step
     learning_rates = _set_learning_rates(trainable, update_number)
     values = empty_values(step_batch, context.family.device)
 
     # With updates during backward, some weights may have moved when memory runs out.
     with _raising_out_of_memory(
-        context, trainable, step_batch, weights_intact=updates_later
+        context, trainable, step_batch, weights_intact=updates_after_backward
     ):
-        if not updates_later:
+        if not updates_after_backward:
             _begin_backward_updates(context, trainable, step_batch, update_number)
         _accumulate_with_fallbacks(context, net, trainable, step_batch, clock, values)
 
@@ -103,7 +103,7 @@ def train_step(
         step_is_finite = values[LOSS].isfinite() & values[GRAD_NORM].isfinite()
 
     with _raising_out_of_memory(context, trainable, step_batch, weights_intact=False):
-        if updates_later:
+        if updates_after_backward:
             _update(trainable, step_is_finite, update_number, values)
         if trainable.ema is not None:
             trainable.ema.update(update_number, step_is_finite)

@@ -33,8 +33,8 @@ from videotune.trainer.text_encoders import live_text
 
 
 def attach(net: nn.Module, spec: ModelSpec, config: Config) -> dict[str, nn.Parameter]:
-    """Make trainable what the training method trains and return it by name, in the
-    network's own dtypes.
+    """Make trainable what the training method trains and return it by name: an adapter
+    in float32, the network's own weights in their dtypes.
     """
     if not config.transformer.train:
         return {}
@@ -73,7 +73,7 @@ def make_trainable(
         module_params.update(group)
 
     # The optimizer updates float32 masters, unless updates of bf16 weights are rounded
-    # stochastically.
+    # stochastically. Parameters in float32, as an adapter's, are their own masters.
     rounds_stochastically = settings.masters == "STOCHASTIC_ROUNDING"
     if rounds_stochastically:
         _refuse_rounding(dtype_name(config))

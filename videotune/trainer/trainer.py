@@ -62,14 +62,18 @@ class PendingSave:
 
 @dataclass
 class Trainer:
-    """Everything that the loop holds."""
+    """A run's state: everything that the loop holds. ``loop.py`` trains with it."""
 
     run: Path
     """The run folder."""
     job: Job
+    """The config with its clips and schedule."""
     family: DiffusersModel
+    """The base model: its encoders, and how its network is called."""
     pool: ExpertPool
+    """The denoiser in memory, with what trains of each expert."""
     source: BatchSource
+    """Where the batch of a step comes from."""
     plan: Mapping[str, Any]
     """Content of plan.json."""
     journal: Journal

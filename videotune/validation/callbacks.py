@@ -40,7 +40,7 @@ from videotune.validation.overfitting import (
     readings_of,
     too_few_readings,
 )
-from videotune.validation.overhead import plan_overhead, planned_forgetting
+from videotune.validation.overhead import decide_spacings, planned_forgetting
 from videotune.validation.part_movement import PartMovement
 from videotune.validation.sample_metrics import SampleMetricsCallback
 from videotune.validation.sample_metrics_plan import sample_metrics_plan
@@ -59,7 +59,8 @@ ValidationReading = Mapping[str, Any]
 
 def callbacks_of(job: Job) -> list[Callback]:
     """Return the callbacks of a run in the order in which they run."""
-    job = plan_overhead(job)
+    # A run's job has all of them already; a job that was opened alone has not.
+    job = decide_spacings(job)
     callbacks = [
         PartMovement(job),  # before a checkpoint, so a kill cannot lose its reading
         Saving(job.config.save_every),

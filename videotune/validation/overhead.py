@@ -97,7 +97,7 @@ def share_of_steps(job: Job, tokens: float) -> float:
     return tokens / (PASSES_PER_STEP * tokens_per_step(job) * job.steps)
 
 
-def plan_overhead(job: Job) -> Job:
+def decide_spacings(job: Job) -> Job:
     """Set the spacing and size of validation and previews that the config leaves open.
 
     With sample metrics they take at most ``TOTAL_SHARE`` of the time of the steps. The
