@@ -144,8 +144,8 @@ def test_a_preset_that_changes_the_speed_of_motion_is_named_in_the_lists(
     for words in (["presets", "list"], ["presets", "list", "--card", "8 GB"]):
         assert run(*words) == DONE
         printed = " ".join(capsys.readouterr().out.split())
-        assert "wan 2.2 LoRA 8GB trains 12 frames a second" in printed
-        assert "at four times" in printed
+        assert "wan 2.2 LoRA 8GB reads 12 frames a second" in printed
+        assert "plays four times as fast as filmed" in printed
 
 
 # ---- errors, JSON, bars

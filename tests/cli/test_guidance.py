@@ -310,7 +310,7 @@ def test_the_models_that_fit_come_first_with_one_to_begin_with(
     assert fit.verdict == "fits"
     printed = interview(tmp_path / "work", "12", "style", "", str(clips), "")
     assert f"Which model? [{default}]" in printed
-    rows = printed.partition("base model")[2].partition("Which model?")[0]
+    rows = printed.partition("download")[2].partition("Which model?")[0]
     assert rows.index("fits") < rows.index("does not fit")
     assert find_model(default) in models()
     # Another card, another choice.

@@ -404,8 +404,8 @@ FALLING = RISING[::-1]
 TRENDS = {
     "held-out clips fall": (FALLING, FLAT, LEARNING, ("held-out clips went",)),
     "both rise": (RISING, RISING, PLATEAU, ("both have got worse",)),
-    "only held-out clips rise": (RISING, FLAT, PLATEAU, ("training clips went", "chance explains")),
-    "only training clips rise": (FLAT, RISING, PLATEAU, ("neither has fallen", "chance explains")),
+    "only held-out clips rise": (RISING, FLAT, PLATEAU, ("training clips went", "no more than by chance")),
+    "only training clips rise": (FLAT, RISING, PLATEAU, ("neither has fallen", "no more than by chance")),
     "only training clips fall": (FLAT, FALLING, PLATEAU, ("only on the training clips",)),
     "nothing moves": (FLAT, FLAT, PLATEAU, ("neither has fallen",)),
 }  # fmt: skip

@@ -446,7 +446,7 @@ def _recent_trend(readings: Sequence[Reading]) -> tuple[str, str]:
     train = _direction(clips_of(first, "train"), clips_of(last, "train"))
 
     since = f"since step {first['step']}"
-    changes = " and ".join(
+    changes = "; ".join(
         (
             _describe_change("held-out clips", "held_out", held_out, first, last),
             _describe_change("training clips", "train", train, first, last),
@@ -483,7 +483,7 @@ def _describe_change(
     before = first[part]["normalised"]
     now = last[part]["normalised"]
     change = f"{name} went from {before:.3f} to {now:.3f}"
-    return change if direction else f"{change} (within what chance explains)"
+    return change if direction else f"{change}, no more than by chance"
 
 
 def _direction(before: Mapping[str, float], now: Mapping[str, float]) -> int:
