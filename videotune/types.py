@@ -86,7 +86,7 @@ class Clip:
     captions: tuple[str, ...]
     held_out: bool = False
     kind: str = "train"
-    """One of "train", "validation" (held out) or "regularization"."""
+    """Its dataset's: "train" (some may be held out), "validation" or "regularization"."""
     repeats: int = 1
     """How often each of its windows is in its bucket, so how often an epoch shows it."""
     loss_weight: float = 1.0
@@ -120,10 +120,12 @@ class Window:
     start: float
     """First second of the window within the clip."""
     end: float
-    """Bound for drawing frame times: (latest possible start) + frames / fps.
+    """Second that bounds the frame times; what it means depends on ``sampling``.
 
-    This counts 1 / fps after the last shown frame, so with skipped frames it lies after
-    that frame's end. "hold": the time of the held frame.
+    "even": frame i is at start + i · (end - start) / frames. "start": the start is drawn
+    so that frames / fps end here at the latest. "frames": all random times lie before
+    it. "hold": the time of the held frame. The second at which the last shown frame ends
+    is in ``WindowPlacement.shown_until``.
     """
     shape: ClipShape
     """The shape of its samples."""

@@ -241,6 +241,20 @@ def test_a_metadata_file_gives_captions(tmp_path: Path) -> None:
     assert all(clip.exists and not clip.missing_detail for clip in clips.values())
 
 
+@pytest.mark.parametrize("root", [".", "sub/..", "../videos", "../videos/sub/.."])
+def test_a_folder_videos_finds_the_captions_beside_it_by_any_of_its_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str
+) -> None:
+    touch(tmp_path, "videos/a.mp4", "videos/sub/b.mp4")
+    touch(tmp_path, "captions/a.txt", "captions/sub/b.txt")
+    monkeypatch.chdir(tmp_path / "videos")
+    clips = read_folder(Path(root))[0]
+    assert [clip.caption_file and clip.caption_file.resolve() for clip in clips] == [
+        tmp_path / "captions" / "a.txt",
+        tmp_path / "captions" / "sub" / "b.txt",
+    ]
+
+
 @pytest.mark.parametrize("root", [".", "../set", "./../set/", "sub/.."])
 def test_a_relative_root_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str

@@ -80,11 +80,11 @@ def buckets_of_objects(library: Library) -> dict[BucketKey, list[Window]]:
             for window in library.windows:
                 clip = clips[window.clip_id]
                 if copy < clip.repeats and is_shown(clip.pacing, first_step):
-                    cost, _ = most_expensive_first(window.shape)
+                    minus_pixels, _ = most_expensive_first(window.shape)
                     pacing = clip.pacing
                     key = BucketKey(
                         first_step,
-                        cost,
+                        minus_pixels,
                         window.shape,
                         pacing.batch_size,
                         pacing.probability,

@@ -21,7 +21,7 @@ class BucketKey(NamedTuple):
 
     first_step: int
     """The first step of the phase in which the bucket is shown."""
-    cost: int
+    minus_pixels: int
     """Minus the pixels of a sample, so that the most expensive bucket is the first of
     its phase."""
     shape: ClipShape
@@ -94,8 +94,10 @@ def _grouped(
 
 
 def _bucket_key(first_step: int, shape: ClipShape, pacing: Pacing) -> BucketKey:
-    cost, _ = most_expensive_first(shape)
-    return BucketKey(first_step, cost, shape, pacing.batch_size, pacing.probability)
+    minus_pixels, _ = most_expensive_first(shape)
+    return BucketKey(
+        first_step, minus_pixels, shape, pacing.batch_size, pacing.probability
+    )
 
 
 def is_shown(pacing: Pacing, step: int) -> bool:

@@ -300,19 +300,19 @@ class CandidateTable(Sequence[Candidate]):
         # What its file gave, then its preparation, then the comparison of all clips.
         candidate = Candidate(self._files[row], *self.settings_of(row))
         candidate.problem = self._problems.get(row)
-        self._set_examined(row, candidate)
+        self._apply_examined(row, candidate)
         prepared = self._prepared[row] if row < len(self._prepared) else None
         if prepared is not None:
             prepared.apply(candidate)
         if self._joint_results is not None:
-            self._set_joint_results(row, candidate, self._joint_results)
+            self._apply_joint_results(row, candidate, self._joint_results)
         return candidate
 
     def __iter__(self) -> Iterator[Candidate]:
         for row in range(len(self)):
             yield self[row]
 
-    def _set_examined(self, row: int, candidate: Candidate) -> None:
+    def _apply_examined(self, row: int, candidate: Candidate) -> None:
         """Set the result of examining a candidate's file, and its companions."""
         if self._companions is None:
             return
@@ -326,7 +326,7 @@ class CandidateTable(Sequence[Candidate]):
         candidate.sound = result.sound
         candidate.problem = result.problem
 
-    def _set_joint_results(
+    def _apply_joint_results(
         self, row: int, candidate: Candidate, joint_results: JointResults
     ) -> None:
         """Set what follows from all clips together."""

@@ -62,8 +62,8 @@ class Candidate:
     """Variants of the caption, without the trigger."""
 
     caption_texts: tuple[str, ...] = ()
-    """Captions as they are written; with ``caption_lines`` "variants" each line is one
-    of the variants."""
+    """Captions as they are written, for notes only; with ``caption_lines`` "variants"
+    each line is one of the variants."""
 
     size: Size = (1, 1)
     placement: WindowPlacement = field(default_factory=WindowPlacement)
@@ -168,7 +168,7 @@ class Candidate:
             still=self.media.still,
         )
 
-    def place_windows(self, config: Config, rules: VideoRules) -> None:
+    def set_size_and_windows(self, config: Config, rules: VideoRules) -> None:
         """Set the size and the windows; nothing is random for a held-out clip.
 
         Called when a candidate is prepared, before any clip is held out, and again for those

@@ -38,7 +38,8 @@ def trained_captions(
     """Return the captions of a clip as the run reads them, and how often each is drawn.
 
     Args:
-        written: captions as they are written.
+        written: the clip's captions (``Candidate.captions``), one for each of their
+            lines, before prefix, wildcards and trigger.
         dataset: the settings.
         seed: the run's seed.
         fixed: nothing is drawn, as for clips that are held out.

@@ -68,7 +68,7 @@ def compare_clips(
         # Each read of the table builds a candidate with the windows of its preparation,
         # when no clip was held out yet. Those of held-out clips have nothing random.
         if candidate.held_out:
-            candidate.place_windows(config, rules)
+            candidate.set_size_and_windows(config, rules)
         candidate.mirror()
 
     is_held_out = np.array(held_out, bool)

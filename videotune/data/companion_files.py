@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from videotune.data.clip_file import CLIP_FOLDERS, CLIP_SUFFIXES, Role
+from videotune.data.folder_listing import named_path
 from videotune.data.images import IMAGE_SUFFIXES
 from videotune.errors import VideotuneError
 
@@ -276,9 +277,10 @@ def companion_folders_beside(root: Path) -> list[Path]:
     """Return the folders of companions beside a root that is itself ``videos`` or
     ``images``.
     """
-    if root.absolute().name not in CLIP_FOLDERS:
+    root = named_path(root).absolute()
+    if root.name not in CLIP_FOLDERS:
         return []
-    siblings = [root.absolute().with_name(name) for name in COMPANION_FOLDERS]
+    siblings = [root.with_name(name) for name in COMPANION_FOLDERS]
     return [folder for folder in siblings if folder.is_dir()]
 
 

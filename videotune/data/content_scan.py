@@ -242,7 +242,7 @@ class _ScanStatistics:
         self.blank_seconds = 0.0
 
         self.rests: list[float] = []
-        """Seconds of each part of the clip in which the picture does not change."""
+        """Seconds for which each picture stays. A frame that differs begins another."""
 
         self.changes: list[float] = []
         """Mean change from frame i to i + 1."""

@@ -68,8 +68,8 @@ def scan(
     Args:
         config: the run's config, with ``resolution`` set.
         rules: frames and sizes that the model accepts.
-        index_path: the media index; files that it has are not opened. None keeps no
-            index.
+        index_path: the media index; files that it has are not read again. None keeps
+            no index.
         progress: called with (files done, files in all, current file).
 
     Raises:

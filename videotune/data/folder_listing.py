@@ -122,6 +122,11 @@ def _walk_from(
             yield entry.path, is_link
 
 
+def named_path(path: Path) -> Path:
+    """Return a path that ends with the name of its folder, which "." and "sub/.." do not."""
+    return path.resolve() if path.name in ("", "..") else path
+
+
 def expected_captions_folder(root: Path, folder: Path) -> Path:
     """Return the folder in which the captions of a folder's clips are expected.
 
@@ -129,8 +134,9 @@ def expected_captions_folder(root: Path, folder: Path) -> Path:
     folder itself.
     """
     for ancestor in (folder, *folder.parents):
-        if ancestor.name in CLIP_FOLDERS:
-            return ancestor.with_name("captions") / folder.relative_to(ancestor)
+        clip_folder = named_path(ancestor)
+        if clip_folder.name in CLIP_FOLDERS:
+            return clip_folder.with_name("captions") / folder.relative_to(ancestor)
         if ancestor == root:
             break
     return folder

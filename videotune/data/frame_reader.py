@@ -79,7 +79,8 @@ class FrameReader:
     def pixel_aspect(self) -> float:
         """Width of a pixel over its height, as the pictures decoded last declare it.
 
-        1.0 in containers that declare it for the whole stream.
+        Only broadcast containers may change it within a stream. In others it is 1.0: the
+        one that they declare for the whole stream is in ``MediaInfo.width`` already.
         """
         is_broadcast = any(
             name in BROADCAST_FORMATS for name in self.info.container.split(",")
@@ -135,7 +136,8 @@ class FrameReader:
 
     def _decode_run(self, run: Sequence[int]) -> Iterator[tuple[int, Any]]:
         """Yield the frames of one run, which is decoded without a seek. Continue the pass that
-        decodes since the last seek, or start another if the run is not ahead of it.
+        decodes since the last seek, or start another if the run is not ahead of it, or so far
+        ahead that a keyframe is nearer.
         """
         missing = {self._position_of(index): index for index in run}
         last_position = max(missing)

@@ -18,7 +18,7 @@ LOOKED_UP_TOGETHER = 500
 """Files whose rows are read from the index together."""
 
 
-class MissingFiles:
+class FilesToExamine:
     """Files that must be examined, in their order.
 
     Args:
@@ -72,23 +72,23 @@ class Lookups:
     def __init__(self, paths: Sequence[Path]) -> None:
         self.results: SpilledRows[Examined | None] = SpilledRows()
         """Result of each file; None until a worker has examined it."""
-        self.missing = MissingFiles(paths)
-        self._is_missing = bytearray()
+        self.to_examine = FilesToExamine(paths)
+        self._is_unknown = bytearray()
         self._name_hashes = array("q")
 
     def add(self, name: str, result: Examined | FileStamp) -> None:
         """Add what is known of the next file."""
         self._name_hashes.append(hash(name))
-        self._is_missing.append(isinstance(result, FileStamp))
+        self._is_unknown.append(isinstance(result, FileStamp))
         if isinstance(result, FileStamp):
-            self.missing.add(len(self.results), result)
+            self.to_examine.add(len(self.results), result)
             self.results.append(None)
         else:
             self.results.append(result)
 
-    def is_missing(self, position: int) -> bool:
+    def is_unknown(self, position: int) -> bool:
         """Return whether a file was not known and must be examined."""
-        return bool(self._is_missing[position])
+        return bool(self._is_unknown[position])
 
     def hashes_of_names(self) -> NDArray[np.int64]:
         """Return the hashes of all names, sorted."""

@@ -14,7 +14,7 @@ from videotune.data.media_info import MediaInfo
 from videotune.data.sound_scan import SoundScan
 
 ContentRow = dict[str, Any]
-"""A content in the index, with the keys that the head of this module lists."""
+"""A content in the index, with the keys that the head of ``media_index`` lists."""
 
 Answer = dict[str, Any]
 """What a task of ``worker_process`` returned."""

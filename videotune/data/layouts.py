@@ -80,7 +80,8 @@ def read_folder(
         companions: which files belong to clips and are no clips themselves.
 
     Returns:
-        The clips in path order, of which each is read when it is asked for; and notes.
+        The clips in path order, rows of a table that are unpacked one at a time; and
+        notes.
 
     Raises:
         VideotuneError: if the folder does not exist or has no clips, or if a metadata

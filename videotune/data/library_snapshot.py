@@ -40,6 +40,7 @@ from videotune.data.clip_table import (
     clip_from_json,
 )
 from videotune.data.companion_files import COMPANION_FOLDERS
+from videotune.data.folder_listing import named_path
 from videotune.data.folder_walk import LinkGuard, walk_folders
 from videotune.data.media_info import MediaInfo
 from videotune.data.packed_texts import PackedTexts
@@ -241,9 +242,10 @@ def _folders_of(config: Config) -> list[str]:
         if not root.is_dir() or dataset.frame_folder_fps is not None:
             return []
         folders.append(str(root))
-        if root.absolute().name in CLIP_FOLDERS:
+        root = named_path(root).absolute()
+        if root.name in CLIP_FOLDERS:
             folder_names = ("captions", *COMPANION_FOLDERS)
-            folders += [str(root.absolute().with_name(name)) for name in folder_names]
+            folders += [str(root.with_name(name)) for name in folder_names]
         if dataset.loss_masks is not None:
             folders.append(str(Path(dataset.loss_masks).expanduser()))
     return folders

@@ -31,8 +31,8 @@ from videotune.data.file_checks import ClipProblem, check_opens, stat_of
 from videotune.data.index_database import FileRow, IndexDatabase
 from videotune.data.index_lookups import (
     LOOKED_UP_TOGETHER,
+    FilesToExamine,
     Lookups,
-    MissingFiles,
     without_hashes,
 )
 from videotune.data.index_rows import (
@@ -144,13 +144,13 @@ class MediaIndex:
         has_changed = False
         self._saved_at = time.monotonic()
         try:
-            answers = self._examine_in_workers(lookups.missing, until)
+            answers = self._examine_in_workers(lookups.to_examine, until)
             with closing(answers):
                 # One stamp and one answer for each missing file, in their order.
-                stamps = iter(lookups.missing)
+                stamps = iter(lookups.to_examine)
                 for position, path in enumerate(paths):
                     self._progress(position, len(paths), str(path))
-                    if lookups.is_missing(position):
+                    if lookups.is_unknown(position):
                         _, stamp = next(stamps)
                         result = self._store(path, stamp, next(answers), until)
                         results[position] = result
@@ -335,7 +335,7 @@ class MediaIndex:
         return has_dropped
 
     def _known_ids(
-        self, missing: MissingFiles, until: float
+        self, missing: FilesToExamine, until: float
     ) -> dict[tuple[int, str], set[str]]:
         """Return ids of remembered contents that missing files may have, by size and
         suffix.
@@ -360,7 +360,7 @@ class MediaIndex:
         return ids
 
     def _examine_in_workers(
-        self, missing: MissingFiles, until: float
+        self, missing: FilesToExamine, until: float
     ) -> Generator[Any, None, None]:
         """Yield the workers' answers for files, in order; known contents are only
         hashed.
@@ -489,7 +489,7 @@ class MediaIndex:
         # The worker only hashed it, because its content was known. Since then another
         # process has dropped the row, or the row is damaged.
         assert answer.keys() == {"id"}
-        missing = MissingFiles([path])
+        missing = FilesToExamine([path])
         missing.add(0, stamp)
         with closing(self._examine_in_workers(missing, until)) as answers:
             return self._store(path, stamp, next(answers), until)

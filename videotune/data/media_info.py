@@ -31,12 +31,12 @@ MAX_FRAMES = 1 << 24
 """Most frames of a clip: 77 hours at 60 fps."""
 
 EARLY_SHARE = 0.1
-"""A frame counts as begun this share of its predecessor's duration early; see
-``MediaInfo.frames_at``.
+"""A time that falls this close before a frame shows that frame already
+(``MediaInfo.frames_at``): at most this share of the frame before it.
 """
 
 EARLY_SECONDS = EARLY_SHARE * 1001 / 24000
-"""A frame counts as begun at most this much early, whatever it follows.
+"""The most seconds before a frame that show it already, whatever it follows.
 
 That is a tenth of a frame of film, so about a tenth of the time between two samples at
 the rates of models, and above the rounding of containers (Matroska: 1 ms).

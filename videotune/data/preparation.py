@@ -187,7 +187,7 @@ def _attach_and_check_companions(candidate: Candidate, config: Config) -> None:
 
 def _fill(candidate: Candidate, config: Config, rules: VideoRules) -> None:
     """Set size, windows and captions of a candidate without a problem so far."""
-    candidate.place_windows(config, rules)
+    candidate.set_size_and_windows(config, rules)
     # Damage after the end of all windows does not matter.
     damaged_at = candidate.scan.damaged_at if candidate.scan is not None else None
     if damaged_at is not None and damaged_at < max(candidate.placement.shown_until):
@@ -195,6 +195,7 @@ def _fill(candidate: Candidate, config: Config, rules: VideoRules) -> None:
             "decode_error",
             f"its frames are damaged from {damaged_at:.2f} s on, within its windows",
         )
+    # If the run reads sound, media infos stay in a list, with all timestamps of each clip.
     candidate.media.release()
     candidate.captions, candidate.caption_texts = _captions_of(candidate.file, config)
 

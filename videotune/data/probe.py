@@ -164,8 +164,7 @@ def _read_media_info(path: str, container: Any) -> MediaInfo:
     demuxed = _read_packets(container, stream, sound_probe)
     frame = demuxed.first_frame
     is_avi = "avi" in container.format.name.split(",")
-    # Without usable timestamps, frames are found by their number. That of an AVI's frame is
-    # also its time, since the rate is constant: so its sound can be placed, see below.
+    # Without usable timestamps, as in an AVI, frames are found by their number.
     is_counted = is_avi or any(packet.pts is None for packet in demuxed.packets)
     timeline = build_timeline(demuxed, stream, is_counted=is_counted)
     if len(timeline.ticks) < 2:
@@ -179,6 +178,7 @@ def _read_media_info(path: str, container: Any) -> MediaInfo:
     begin = float(timeline.ticks[0] * timeline.time_base)
     check_complete(demuxed, stream=stream, container=container, end=begin + seconds)
 
+    # An AVI's rate is constant, so the number of a frame is also its time.
     sound, unusable_sound = sound_probe.result(
         begin,
         demuxed.ends.get(sound_probe.index),

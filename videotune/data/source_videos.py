@@ -174,8 +174,8 @@ def hold_out(
     """Choose the clips that are held out for validation.
 
     If there is a validation dataset, its clips are held out and no others, even if none
-    of them can be used. Otherwise max(2, fraction) of the source videos of training
-    datasets are held out, those with the smallest keys of (seed, name). Regularization
+    of them can be used. Otherwise ``fraction`` of the source videos of training datasets
+    are held out, at least two: those with the smallest keys of (seed, name). Regularization
     clips are never held out.
 
     Args:

@@ -312,10 +312,11 @@ def _single_video(path: Path) -> ClipFile:
 
     sibling_caption = path.with_suffix(".txt")
     expected_caption = sibling_caption
-    for folder in path.parents:
+    for folder in path.absolute().parents:
         if folder.name == "videos":
             captions_folder = folder.with_name("captions")
-            expected_caption = captions_folder / sibling_caption.relative_to(folder)
+            relative_caption = sibling_caption.absolute().relative_to(folder)
+            expected_caption = captions_folder / relative_caption
             break
 
     caption_file = None

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from videotune.adapters import adapter_types, effect
+from videotune.console import bar
 from videotune.errors import VideotuneError
 from videotune.exporter.formats import (
     Exported,
@@ -395,8 +396,13 @@ def _merge_file(base: Path, new_weight: NewWeight, target: Path) -> None:
         return
 
     digests: dict[str, str] = {}
-    with safe_open(base, "pt") as base_file, target.open("r+b") as merged_file:
-        for name in names:
+    with (
+        safe_open(base, "pt") as base_file,
+        target.open("r+b") as merged_file,
+        bar("merge") as progress,
+    ):
+        for done, name in enumerate(names):
+            progress.update(done, len(names), name)
             base_weight = base_file.get_tensor(name)
             exact_weight = new_weight[name](base_weight)
             weight = exact_weight.to(base_weight.dtype).contiguous()

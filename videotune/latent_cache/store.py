@@ -91,7 +91,10 @@ class LatentCache:
         self.remote = remote
         """The entries on an object store."""
         self._checks: dict[EntryName, Callable[[CacheEntry], bool]] = {}
-        """By entry that is not in the folder yet: whether what comes fits what it is for."""
+        """By entry that is not in the folder yet: whether what comes from an object store or
+        another process fits what it is for. ``put`` drops the check, since what this
+        process encodes fits.
+        """
         self._lock = RLock()
 
         try:

@@ -7,16 +7,13 @@ from pathlib import Path
 from videotune.models.model_files import spans_of
 
 SAMPLED_ABOVE = 64 << 20
-
+"""Bytes of a file above which only blocks of it are hashed."""
 
 BLOCKS = 256
-
+"""How many blocks of such a file; of safetensors two of each tensor."""
 
 BLOCK = 64 << 10
-"""Size from which only blocks of a file are hashed, their number, and their bytes.
-
-Of safetensors two blocks of each tensor are hashed.
-"""
+"""Bytes of a block."""
 
 
 def fingerprint(folder: Path) -> str:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 
 from videotune.console import bar, echo
 from videotune.data.workers import Workers
@@ -278,16 +278,18 @@ def fill_cache(
         DoesNotFit: if the second try has no room either.
         VideotuneError: if a clip cannot be encoded, also for lack of memory.
     """
-    try:
+    with suppress(TextEncoderFull):
         _encode_and_report(job, family, store, reads, share, on_progress)
-    except TextEncoderFull:
-        echo(
-            "note: the text encoder does not fit the device; "
-            "its blocks are now streamed from host memory"
-        )
-        family.free("text_encoder")
-        family.free("vae")
-        _encode_with_text_on_the_host(job, family, store, reads, share, on_progress)
+        return
+
+    # Here the error is gone, and with it the frames that hold the encoder's tensors.
+    echo(
+        "note: the text encoder does not fit the device; "
+        "its blocks are now streamed from host memory"
+    )
+    family.free("text_encoder")
+    family.free("vae")
+    _encode_with_text_on_the_host(job, family, store, reads, share, on_progress)
 
 
 def _encode_with_text_on_the_host(
