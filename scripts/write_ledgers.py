@@ -20,6 +20,7 @@ from typing import Any
 from videotune.job.overrides import Overrides, resolve_config
 from videotune.model_spec import VideoRules
 from videotune.models.base_model import comfyui_reads_otherwise
+from videotune.planner.compared import EIGHT_BITS
 from videotune.planner.fit import planned_dtype
 from videotune.planner.measure import FakeRun
 from videotune.planner.network_facts import read_linear_sizes, read_network_facts
@@ -43,17 +44,46 @@ from videotune.types import ClipShape
 
 RANKS = (8, 64)
 
-STEPS = (
-    (1, 256, 256),
-    (17, 320, 512),
-    (81, 480, 832),
-    (257, 768, 1344),
-)
-"""Frames, height and width of the clips whose steps are read, before the model's rules."""
-
 FRAMES = (1, 5, 9, 17, 33, 49, 65, 161)
-SIDES = ((192, 192), (320, 512), (480, 832), (544, 960), (640, 1088), (768, 1344))
-"""Frames, and heights and widths, of the clips that are encoded and decoded."""
+"""Frames of the clips that are encoded and decoded."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of clips at which a model is read, before its rules."""
+
+    steps: tuple[tuple[int, int, int], ...]
+    """Frames, height and width of the clips whose steps are read."""
+    sides: tuple[tuple[int, int], ...]
+    """Heights and widths of the clips that are encoded and decoded."""
+
+
+PUBLISHED = Sizes(
+    steps=((1, 256, 256), (17, 320, 512), (81, 480, 832), (257, 768, 1344)),
+    sides=(
+        (192, 192),
+        (320, 512),
+        (480, 832),
+        (544, 960),
+        (640, 1088),
+        (768, 1344),
+    ),
+)
+
+TOY = Sizes(
+    steps=((1, 32, 32), (17, 64, 64), (33, 128, 128)),
+    sides=((32, 32), (64, 64), (128, 128)),
+)
+"""Those of the base model that comes with videotune, which was trained at 17x64x64."""
+
+TOY_SETTINGS = (
+    ("train_dtype=FLOAT_32",),
+    ("train_dtype=BFLOAT_16",),
+    ("train_dtype=BFLOAT_16", f"transformer.matmul_dtype={EIGHT_BITS}"),
+)
+"""How the toy is read: as on a CPU, as on a card, and in eight bits, which ``plan --ways``
+compares.
+"""
 
 FRAMES_IN_TILES = (1, 5, 9, 17, 33)
 SIDES_IN_TILES = ((192, 192), (320, 512), (480, 832), (768, 1344))
@@ -71,6 +101,7 @@ class Case:
     preset: str
     inputs: PlanInputs
     """With any shape."""
+    sizes: Sizes
 
     def with_rank(self, rank: int | None) -> PlanInputs:
         """Return the inputs with another rank of the LoRA."""
@@ -86,12 +117,13 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """Return the presets with a published base model, and those of which ``init`` lets
-    captions be read as the model's authors do.
+    """Return the presets, and those of which ``init`` lets captions be read as the model's
+    authors do.
     """
     result = []
     for preset in shipped.preset_names():
         if preset == "toy":
+            result += [_case(preset, *sets, sizes=TOY) for sets in TOY_SETTINGS]
             continue
         result.append(_case(preset))
         base_model = str(shipped.read_preset(preset)["base_model_name"])
@@ -100,7 +132,7 @@ def cases() -> list[Case]:
     return result
 
 
-def _case(preset: str, *sets: str) -> Case:
+def _case(preset: str, *sets: str, sizes: Sizes = PUBLISHED) -> Case:
     """Return a preset with changed settings."""
     with redirect_stderr(StringIO()):  # hides where configs come from
         overrides = Overrides(preset=preset, sets=sets)
@@ -108,7 +140,7 @@ def _case(preset: str, *sets: str) -> Case:
     assert base is not None, preset
     dtype = planned_dtype(resolved.config, True)
     inputs = PlanInputs(spec, base.folder, resolved.config, dtype, (), None)
-    return Case(preset, inputs)
+    return Case(preset, inputs, sizes)
 
 
 def fitting(rules: VideoRules, frames: int, height: int, width: int) -> ClipShape:
@@ -127,16 +159,16 @@ def fitting(rules: VideoRules, frames: int, height: int, width: int) -> ClipShap
     return ClipShape(frames, fitting_side(height), fitting_side(width), rules.fps)
 
 
-def shapes_of_steps(inputs: PlanInputs) -> list[ClipShape]:
+def shapes_of_steps(case: Case) -> list[ClipShape]:
     """Return the shapes whose steps are read, by their tokens."""
-    spec = inputs.spec
+    spec = case.inputs.spec
     shapes: dict[int, ClipShape] = {}
     sides = [(256, 256), (768, 768), (1024, 1024)]
-    sizes: Iterable[tuple[int, int, int]] = STEPS
+    sizes: Iterable[tuple[int, int, int]] = case.sizes.steps
     if spec.rules.most_frames == 1:
         sizes = [(1, *side) for side in sides]
     elif spec.rules.size is not None:
-        sizes = [(spec.rules.most_frames or STEPS[-1][0], 0, 0)]
+        sizes = [(spec.rules.most_frames or case.sizes.steps[-1][0], 0, 0)]
     for size in sizes:
         shape = fitting(spec.rules, *size)
         shapes.setdefault(spec.tokens(shape), shape)
@@ -172,7 +204,7 @@ def step_point(run: FakeRun, shape: ClipShape) -> dict[str, Any]:
 
 def read_step(case: Case) -> dict[str, Any]:
     """Read a step at all shapes and ranks."""
-    shapes = shapes_of_steps(case.inputs)
+    shapes = shapes_of_steps(case)
     tokens = [case.inputs.spec.tokens(shape) for shape in shapes]
     ranks = case.ranks()
 
@@ -238,8 +270,10 @@ def read_autoencoder(case: Case) -> dict[str, Any]:
     def decode_in_tiles(shape: ClipShape) -> dict[str, Any]:
         return {"decode": run.decode(shape, tiled=True)}
 
-    whole = read_grid(rules, FRAMES, SIDES, encode_and_decode)
-    tiles = read_grid(rules, FRAMES_IN_TILES, SIDES_IN_TILES, decode_in_tiles)
+    sides = case.sizes.sides
+    sides_in_tiles = SIDES_IN_TILES if case.sizes is PUBLISHED else sides
+    whole = read_grid(rules, FRAMES, sides, encode_and_decode)
+    tiles = read_grid(rules, FRAMES_IN_TILES, sides_in_tiles, decode_in_tiles)
     return {"whole": whole, "tiles": tiles}
 
 

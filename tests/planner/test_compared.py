@@ -18,9 +18,15 @@ from videotune.planner.read_step import step_spec
 GB = 2**30
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that keeps what one test has read of the step for the others."""
+    return tmp_path_factory.mktemp("readings") / "cache"
+
+
 @pytest.fixture
-def lab(tmp_path: Path, small_clips: Path) -> Lab:
-    return Lab(Path("asset:toy"), small_clips, tmp_path / "cache", tmp_path)
+def lab(tmp_path: Path, small_clips: Path, cache: Path) -> Lab:
+    return Lab(Path("asset:toy"), small_clips, cache, tmp_path)
 
 
 def ways_of(
