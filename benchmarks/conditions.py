@@ -46,7 +46,7 @@ from videotune.files import read_json, write_json
 from videotune.latent_cache.conditions import (
     KNOWN,
     LATENTS,
-    ConditionSample,
+    SeparateCondition,
     encode_condition,
 )
 from videotune.latent_cache.pixels import to_model
@@ -285,7 +285,7 @@ def encode_masked(
     window = Window("", 0.0, shape.frames / shape.fps, shape)
     mask = torch.from_numpy(hidden[:1]).float()
     return encode_condition(
-        family, to_model(clip), ConditionSample(window, 0, "mask"), mask
+        family, to_model(clip), SeparateCondition(window, 0, "mask"), mask
     )
 
 

@@ -302,8 +302,10 @@ class ModelSpec:
     """(tokens, μ there, other tokens, μ there) of a scheduler whose shift e^μ grows
     with the resolution. None: the shift is fixed.
     """
-    shifts_by_tokens: bool = False
-    """Whether training draws with that shift unless told otherwise."""
+    shifts_in_training: bool = False
+    """Whether training draws noise levels with ``shift_by_tokens`` by default; otherwise
+    only sampling does.
+    """
 
     @property
     def has_conditioning_video(self) -> bool:

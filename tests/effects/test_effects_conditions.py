@@ -21,7 +21,7 @@ from videotune.diffusion.loss import denoising_loss
 from videotune.errors import VideotuneError
 from videotune.latent_cache.batch_source import BatchSource
 from videotune.latent_cache.batches import draws_of, make_step_batch
-from videotune.latent_cache.condition_reader import SampleConditions
+from videotune.latent_cache.condition_reader import DrawnConditions
 from videotune.latent_cache.conditions import known_cells
 from videotune.model_spec import VideoRules
 from videotune.sampling.given_files import GivenFiles
@@ -190,7 +190,7 @@ def test_drawn_boxes_differ_and_are_those_of_the_seed(lab: Lab) -> None:
     window = source.buckets[0][0]
     latents = [
         source.condition_reader.encoded_conditions(
-            SampleConditions(window, 0, frozenset({"mask"}), number)
+            DrawnConditions(window, 0, frozenset({"mask"}), number)
         )["mask"]["latents"]
         for number in range(4)
     ]

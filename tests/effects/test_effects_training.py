@@ -23,7 +23,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.clips import noise, write_dataset
-from tests.support.command_line import Patch, train
+from tests.support.command_line import Patch, Printed, train
 from tests.support.launcher import processes
 from tests.support.out_of_memory import OUT_OF_MEMORY, fail_forward
 from tests.support.run_results import of_kind
@@ -40,6 +40,7 @@ from tests.support.trainers import (
 from videotune.diffusion.loss import denoising_loss
 from videotune.errors import DONE, DoesNotFit, VideotuneError
 from videotune.latent_cache.batches import make_step_batch
+from videotune.latent_cache.step_batch import StepBatch
 from videotune.memory import compiling
 from videotune.memory.compiling import compiled_graphs
 from videotune.planner import memory, settings
@@ -873,7 +874,7 @@ def test_auto_takes_the_fastest_attention_of_those_that_work(
     """Measured without a trace in what is learnt."""
     tried: list[str] = []
 
-    def seconds(trainer: Trainer, _: Any) -> float:
+    def seconds(trainer: Trainer, *_: Any) -> float:
         tried.append(
             str(trainer.net.blocks[0].attn1.processor._attention_backend.value)
         )
@@ -893,6 +894,35 @@ def test_auto_takes_the_fastest_attention_of_those_that_work(
     )
 
 
+def test_a_step_that_does_not_fit_is_no_measurement(
+    lab: Lab, monkeypatch: Patch, capsys: Printed
+) -> None:
+    """The run begins with the default, and its first step says what is wrong. A batch
+    that cannot be read is no fault of a kernel.
+    """
+    monkeypatch.setattr(attention, "CANDIDATES", ("native", "_native_math"))
+    monkeypatch.setattr(attention, "has_streams", lambda _: True)
+
+    def too_large(*_: Any) -> float:
+        raise OUT_OF_MEMORY
+
+    monkeypatch.setattr(attention, "_seconds", too_large)
+    trainer = trainer_of(lab, {"steps": 300})
+    capsys.readouterr()
+    attention.choose_attention(trainer, loop.step_context(trainer))
+    assert trainer.pool.attention == "native"
+    printed = capsys.readouterr().err
+    assert printed.count("does not fit on the device") == 2
+    assert "a step)" not in printed
+
+    def damaged(*_: Any) -> StepBatch:
+        raise VideotuneError("the latents of a clip are damaged")
+
+    monkeypatch.setattr(attention, "make_step_batch", damaged)
+    with pytest.raises(VideotuneError, match="damaged"):
+        attention.choose_attention(trainer, loop.step_context(trainer))
+
+
 @pytest.mark.parametrize("knobs", [{}, FULL], ids=["LoRA", "FINE_TUNE in bf16"])
 def test_measuring_attention_takes_a_step_s_passes_and_leaves_no_gradient(
     knobs: dict[str, Any], lab: Lab, monkeypatch: Patch
@@ -906,8 +936,10 @@ def test_measuring_attention_takes_a_step_s_passes_and_leaves_no_gradient(
     seconds = attention._seconds
     measurements: list[float] = []
 
-    def timed_seconds(trainer: Trainer, context: StepContext) -> float:
-        measurements.append(seconds(trainer, context))
+    def timed_seconds(
+        trainer: Trainer, context: StepContext, batch: StepBatch
+    ) -> float:
+        measurements.append(seconds(trainer, context, batch))
         return measurements[-1]
 
     monkeypatch.setattr(attention, "_seconds", timed_seconds)

@@ -80,7 +80,7 @@ def family_defaults(spec: ModelSpec) -> dict[str, Any]:
         "resolution": spec.default_resolution,
         "timestep_distribution": spec.timestep_distribution,
         "timestep_shift": "resolution"
-        if spec.shifts_by_tokens
+        if spec.shifts_in_training
         else spec.timestep_shift,
         "video_config": {"target_fps": spec.rules.fps},
         "sample": sample,

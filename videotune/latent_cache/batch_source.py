@@ -14,12 +14,12 @@ from videotune.config.schema import Config
 from videotune.data.window_table import earlier_copies
 from videotune.diffusion.loss import Objective
 from videotune.diffusion.timesteps import TimestepSampler, shift_of_tokens
-from videotune.latent_cache.condition_reader import ConditionReader, SampleConditions
+from videotune.latent_cache.condition_reader import ConditionReader, DrawnConditions
 from videotune.latent_cache.conditioning_cells import appended_latents
 from videotune.latent_cache.conditions import (
     LATENTS,
     SOUND,
-    ConditionSample,
+    SeparateCondition,
     condition_key,
 )
 from videotune.latent_cache.keys import CacheKeys
@@ -68,7 +68,7 @@ class BatchSource:
     expert_schedule: ExpertSchedule | None = None
     pin: bool = False
     """Whether the batches of steps are put into pinned memory."""
-    encode_condition: Callable[[ConditionSample], dict[str, Tensor]] | None = None
+    encode_condition: Callable[[SeparateCondition], dict[str, Tensor]] | None = None
     """Makes a condition of such a sample, see ``encode_condition_sample``."""
     _encode_lock: Lock = field(
         default_factory=Lock, init=False, repr=False, compare=False
@@ -137,7 +137,7 @@ class BatchSource:
         latents = self.plain_latents(window)
         reader = self.condition_reader
         types = reader.types_of_most_samples
-        sample = SampleConditions(window, DETERMINISTIC_VARIANT, types)
+        sample = DrawnConditions(window, DETERMINISTIC_VARIANT, types)
         encoded = reader.encoded_conditions(sample)
         states = reader.channel_states(sample, latents.extras)
         latents = replace(latents, extras=states | appended_latents(encoded, self.spec))
@@ -161,7 +161,7 @@ class BatchSource:
             everything = torch.ones(latents.mean.shape[1:], dtype=torch.bool)
             return replace(latents, known=everything)
         latents = self.plain_latents_with_conditions(window)
-        sound = ConditionSample(window, DETERMINISTIC_VARIANT, SOUND)
+        sound = SeparateCondition(window, DETERMINISTIC_VARIANT, SOUND)
         return replace(latents, sound=self.condition_tensors(sound)[LATENTS])
 
     @cached_property
@@ -169,7 +169,7 @@ class BatchSource:
         """What samples are given of their clips."""
         return ConditionReader(self.config, self.spec, self.condition_tensors)
 
-    def condition_tensors(self, sample: ConditionSample) -> dict[str, Tensor]:
+    def condition_tensors(self, sample: SeparateCondition) -> dict[str, Tensor]:
         """Return the tensors of a condition or sound that has an entry of its own in the
         cache, beside the clip's latents.
         """

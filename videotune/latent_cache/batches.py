@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from videotune.latent_cache.batch_source import BatchSource
-from videotune.latent_cache.condition_reader import SampleConditions
+from videotune.latent_cache.condition_reader import DrawnConditions
 from videotune.latent_cache.conditioning_cells import (
     appended_latents,
     as_mask,
@@ -247,7 +247,7 @@ def assemble(
     extras = []
     for index, (window, variant) in enumerate(zip(windows, variants, strict=True)):
         box = boxes[index] if boxes else 0
-        sample = SampleConditions(window, variant, condition_types[index], box)
+        sample = DrawnConditions(window, variant, condition_types[index], box)
         encoded = source.condition_reader.encoded_conditions(sample)
         # Writes the given cells into x0 in place, and returns where they are: (F,H,W).
         known.append(

@@ -5,7 +5,7 @@ and what each process encodes of them.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from videotune.latent_cache.conditions import ConditionSample, condition_key
+from videotune.latent_cache.conditions import SeparateCondition, condition_key
 from videotune.latent_cache.entry import EntryName
 from videotune.latent_cache.fitting import CacheItem, FitsFn, WindowVariant
 from videotune.latent_cache.keys import CacheKeys
@@ -25,7 +25,7 @@ class CacheItems:
     ``samples`` have a mask follows from their windows.
     """
 
-    conditions: tuple[ConditionSample, ...] = ()
+    conditions: tuple[SeparateCondition, ...] = ()
     """Conditions that are encoded on their own."""
 
     def __bool__(self) -> bool:
@@ -70,13 +70,13 @@ def missing_items(
     captions: list[str] = []
     samples: list[WindowVariant] = []
     masks: list[WindowVariant] = []
-    conditions: list[ConditionSample] = []
+    conditions: list[SeparateCondition] = []
     for name, item in entries.items():
         if store.has(*name):
             continue
         if isinstance(item, str):
             captions.append(item)
-        elif isinstance(item, ConditionSample):
+        elif isinstance(item, SeparateCondition):
             conditions.append(item)
         elif name[0] == "masks":
             masks.append(item)

@@ -12,7 +12,7 @@ from torch import Tensor
 from videotune.config.schema import Config
 from videotune.latent_cache.conditioning_cells import put_conditions
 from videotune.latent_cache.conditions import (
-    ConditionSample,
+    SeparateCondition,
     channel_samples,
     condition_samples,
     conditions_of_most_samples,
@@ -24,8 +24,8 @@ from videotune.types import Window
 
 
 @dataclass(frozen=True)
-class SampleConditions:
-    """Which conditions a sample has."""
+class DrawnConditions:
+    """Which conditions were drawn for a sample."""
 
     window: Window
     variant: int
@@ -40,7 +40,7 @@ class ConditionReader:
 
     config: Config
     spec: ModelSpec
-    tensors_of: Callable[[ConditionSample], dict[str, Tensor]]
+    tensors_of: Callable[[SeparateCondition], dict[str, Tensor]]
     """Returns the tensors of a condition that is encoded on its own."""
 
     @cached_property
@@ -58,7 +58,7 @@ class ConditionReader:
         return sum(prefix.frames_given for prefix in prefixes)
 
     def encoded_conditions(
-        self, sample: SampleConditions
+        self, sample: DrawnConditions
     ) -> dict[str, dict[str, Tensor]]:
         """Return the tensors of a sample's conditions that are encoded on their own, by
         type, without those shown on channels.
@@ -81,7 +81,7 @@ class ConditionReader:
     def write_conditioning_cells(
         self,
         x0: Tensor,
-        sample: SampleConditions,
+        sample: DrawnConditions,
         encoded: Mapping[str, Mapping[str, Tensor]],
         start: Tensor | None,
     ) -> Tensor:
@@ -101,7 +101,7 @@ class ConditionReader:
         )
 
     def channel_states(
-        self, sample: SampleConditions, states_of_clip: Mapping[str, Tensor]
+        self, sample: DrawnConditions, states_of_clip: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
         """Return what a sample is shown on the network's channels.
 

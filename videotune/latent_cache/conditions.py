@@ -50,10 +50,10 @@ their own. First frames and prefixes are cut out of the clip's latents.
 """
 
 CHANNELS = "channels"
-"""Type of a ``ConditionSample`` of all conditions that channels show together."""
+"""Type of a ``SeparateCondition`` of all conditions that channels show together."""
 
 SOUND = "sound"
-"""Type of a ``ConditionSample`` of the clip's sound."""
+"""Type of a ``SeparateCondition`` of the clip's sound."""
 
 LATENTS = "latents"
 KNOWN = "known"
@@ -65,7 +65,7 @@ LARGEST_BOX = 0.7
 
 
 @dataclass(frozen=True)
-class ConditionSample:
+class SeparateCondition:
     """A condition of a window's variant, which is encoded on its own."""
 
     window: Window
@@ -97,7 +97,7 @@ class ConditionSample:
 
 def condition_samples(
     window: Window, variant: int, condition: Condition, boxes: int, spec: ModelSpec
-) -> list[ConditionSample]:
+) -> list[SeparateCondition]:
     """Return the samples of a condition that are encoded on their own: none, one, or one
     for each box.
 
@@ -105,16 +105,16 @@ def condition_samples(
     """
     if condition.type == REFERENCE:
         count = latents_of_reference(condition.latent_frames, window.shape, spec)
-        return [ConditionSample(window, variant, REFERENCE, count)]
+        return [SeparateCondition(window, variant, REFERENCE, count)]
     is_still = window.shape.frames == 1
     if condition.type not in ENCODED_ALONE or is_still:
         return []
     latent_frames = condition.frames_given if condition.type == "suffix" else 1
-    sample = ConditionSample(window, variant, condition.type, latent_frames)
+    sample = SeparateCondition(window, variant, condition.type, latent_frames)
     return _with_boxes(sample, boxes)
 
 
-def _with_boxes(sample: ConditionSample, boxes: int) -> list[ConditionSample]:
+def _with_boxes(sample: SeparateCondition, boxes: int) -> list[SeparateCondition]:
     """Return a sample once for each box that it may hide, or once if it draws none."""
     if not sample.draws_box:
         return [sample]
@@ -135,7 +135,7 @@ def channel_samples(
     shown_types: frozenset[str],
     config: Config,
     boxes: int,
-) -> list[ConditionSample]:
+) -> list[SeparateCondition]:
     """Return what channels show of a window: one sample, or one for each box.
 
     Args:
@@ -151,7 +151,7 @@ def channel_samples(
     # A first frame is not among the config's conditions, and other types have no number.
     counts = tuple((name, latent_frames.get(name, 1)) for name in sorted(shown_types))
     return _with_boxes(
-        ConditionSample(window, variant, CHANNELS, on_channels=counts), boxes
+        SeparateCondition(window, variant, CHANNELS, on_channels=counts), boxes
     )
 
 
@@ -181,7 +181,7 @@ def channel_sets(config: Config, spec: ModelSpec) -> list[frozenset[str]]:
     return [types for types in sets if spec.has_own_entry(types)]
 
 
-def condition_key(keys: CacheKeys, sample: ConditionSample) -> str:
+def condition_key(keys: CacheKeys, sample: SeparateCondition) -> str:
     """Return the key of a condition in the cache."""
     frames = keys.frame_sample(sample.window, sample.variant)
     if sample.type == SOUND:
@@ -210,14 +210,14 @@ def condition_key(keys: CacheKeys, sample: ConditionSample) -> str:
     return digest(content)
 
 
-def _control_of(sample: ConditionSample) -> str | None:
+def _control_of(sample: SeparateCondition) -> str | None:
     """Return the id of the control file that channels show, or None."""
     if "control" not in dict(sample.on_channels):
         return None
     return sample.window.companion("control")
 
 
-def drawn_box(seed: int, sample: ConditionSample) -> Tensor:
+def drawn_box(seed: int, sample: SeparateCondition) -> Tensor:
     """Return a box that a condition hides, as a mask of the picture: (1,H,W) float32.
 
     It is 1 inside of the box, in every frame alike.
@@ -241,7 +241,7 @@ def drawn_box(seed: int, sample: ConditionSample) -> Tensor:
 def encode_condition(
     family: DiffusersModel,
     frames: Tensor,
-    sample: ConditionSample,
+    sample: SeparateCondition,
     hidden: Tensor,
     control: Tensor | None = None,
 ) -> dict[str, Tensor]:
@@ -352,7 +352,7 @@ def known_cells(
 
 
 def condition_form(
-    sample: ConditionSample,
+    sample: SeparateCondition,
     channel_forms: Mapping[str, TensorForm],
     spec: ModelSpec,
 ) -> Mapping[str, TensorForm]:

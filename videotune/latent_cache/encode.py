@@ -33,7 +33,7 @@ from videotune.latent_cache.conditions import (
     KNOWN,
     LATENTS,
     SOUND,
-    ConditionSample,
+    SeparateCondition,
     companion_sample,
     condition_key,
     encode_condition,
@@ -234,7 +234,7 @@ def _encode_conditions(
     family: DiffusersModel,
     writer: EntryWriter,
     keys: CacheKeys,
-    conditions: Sequence[ConditionSample],
+    conditions: Sequence[SeparateCondition],
     media: Mapping[str, MediaInfo],
     progress: ProgressFn,
 ) -> None:
@@ -268,7 +268,7 @@ def _clip_name(store: LatentCache, clip: MediaInfo) -> str:
 def encode_condition_sample(
     family: DiffusersModel,
     keys: CacheKeys,
-    condition: ConditionSample,
+    condition: SeparateCondition,
     media: Mapping[str, MediaInfo],
 ) -> dict[str, Tensor]:
     """Decode a clip and encode one of its conditions now, in this process.
@@ -291,7 +291,7 @@ def encode_condition_sample(
 def _encode_shown(
     family: DiffusersModel,
     keys: CacheKeys,
-    condition: ConditionSample,
+    condition: SeparateCondition,
     sample: FrameSample,
     media: Mapping[str, MediaInfo],
 ) -> dict[str, Tensor]:
@@ -316,7 +316,7 @@ def _encode_shown(
 
 def _encode_reference(
     family: DiffusersModel,
-    condition: ConditionSample,
+    condition: SeparateCondition,
     sample: FrameSample,
     media: Mapping[str, MediaInfo],
 ) -> dict[str, Tensor]:

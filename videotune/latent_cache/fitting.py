@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from functools import cache
 
-from videotune.latent_cache.conditions import ConditionSample, condition_form
+from videotune.latent_cache.conditions import SeparateCondition, condition_form
 from videotune.latent_cache.entry import CacheEntry, TensorForm, form_of
 from videotune.latent_cache.mask_reading import MASK_TENSOR
 from videotune.model_spec import ModelSpec
@@ -12,7 +12,7 @@ from videotune.types import ClipShape, Window
 
 WindowVariant = tuple[Window, int]
 
-CacheItem = str | WindowVariant | ConditionSample
+CacheItem = str | WindowVariant | SeparateCondition
 """What an entry is for: a caption, a sample, or a condition of one."""
 
 FitsFn = Callable[[CacheEntry, CacheItem], bool]
@@ -49,7 +49,7 @@ def fits_of(family: DiffusersModel, caption_shape: ClipShape) -> FitsFn:
         if isinstance(item, str):
             return _have_forms(forms, caption_forms())
 
-        if isinstance(item, ConditionSample):
+        if isinstance(item, SeparateCondition):
             shown_forms = channel_forms(item.window.shape)
             return forms == condition_form(item, shown_forms, spec)
 

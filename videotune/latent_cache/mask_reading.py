@@ -9,7 +9,7 @@ from torch import Tensor
 from videotune.data.media_info import MediaInfo
 from videotune.diffusion.regions import cell_shares
 from videotune.latent_cache.conditions import (
-    ConditionSample,
+    SeparateCondition,
     companion_sample,
     drawn_box,
 )
@@ -38,7 +38,7 @@ def read_loss_mask(
 
 
 def read_hidden_pixels(
-    condition: ConditionSample,
+    condition: SeparateCondition,
     sample: FrameSample,
     seed: int,
     media: Mapping[str, MediaInfo],

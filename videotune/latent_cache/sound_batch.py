@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from videotune.latent_cache.conditions import LATENTS, SOUND, ConditionSample
+from videotune.latent_cache.conditions import LATENTS, SOUND, SeparateCondition
 from videotune.latent_cache.step_batch import draw_noise
 from videotune.types import Batch, Sound, Window
 
 if TYPE_CHECKING:
     from videotune.model_spec import ModelSpec
 
-TensorsFn = Callable[[ConditionSample], dict[str, Tensor]]
+TensorsFn = Callable[[SeparateCondition], dict[str, Tensor]]
 """Returns the tensors of what has an entry of its own, see
 ``BatchSource.condition_tensors``.
 """
@@ -45,7 +45,7 @@ def attach_sound(
 
     latents = []
     for window, variant in zip(windows, variants, strict=True):
-        sample = ConditionSample(window, variant, SOUND)
+        sample = SeparateCondition(window, variant, SOUND)
         latents.append(tensors_of(sample)[LATENTS])
     x0 = torch.stack(latents)[..., None, None]
     sound = Sound(

@@ -105,9 +105,13 @@ class InputCheckpoint:
     ) -> bool:
         """Return whether a block's gradients would be summed as autograd does.
 
-        The first block of a class answers for all of them in this pass. What it gets
-        with a gradient must be its first tensor, or what the block before it returned
-        if its arguments begin with that: other tensors are read by several blocks.
+        Only the first block of each class is looked at; its answer is that of all later ones
+        in this pass. With a LoRA and frozen weights it is always yes: the first block gets
+        nothing with a gradient, a later one only what the block before it returned.
+
+        What the first block of a class gets with a gradient must be its first tensor, or
+        what the block before it returned if its arguments begin with that: other tensors
+        are read by several blocks.
 
         The very first block of the pass must get nothing with a gradient: no block has
         returned anything yet, so it would come from outside, where others may read it.

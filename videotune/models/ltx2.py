@@ -159,7 +159,7 @@ class LTX2(LTX2Sampling):
         default_resolution=627,
         timestep_distribution="STRETCHED_LOGIT_NORMAL",
         timestep_shift=4.48,
-        shifts_by_tokens=True,
+        shifts_in_training=True,
         shift_by_tokens=(1024.0, 0.95, 4096.0, 2.05),
         sample_steps=30,
         least_steps=2,

@@ -10,7 +10,7 @@ from videotune.latent_cache.conditions import (
     CHANNELS,
     ENCODED_ALONE,
     SOUND,
-    ConditionSample,
+    SeparateCondition,
 )
 from videotune.latent_cache.keys import CacheKeys
 from videotune.model_spec import ModelSpec
@@ -93,10 +93,10 @@ def _window_entries(
 
 
 def _condition_entries(
-    conditions: Iterable[ConditionSample], names: SampleNames, spec: ModelSpec
+    conditions: Iterable[SeparateCondition], names: SampleNames, spec: ModelSpec
 ) -> EncodedEntries:
     """Return the entries of conditions. A drawn box belongs to a window's variant."""
-    entries: dict[tuple[object, ...], ConditionSample] = {}
+    entries: dict[tuple[object, ...], SeparateCondition] = {}
     samples = list(conditions)
     for sample in samples:
         window = sample.window
@@ -118,7 +118,7 @@ def _condition_entries(
     )
 
 
-def _condition_pixels(sample: ConditionSample, spec: ModelSpec) -> int:
+def _condition_pixels(sample: SeparateCondition, spec: ModelSpec) -> int:
     """Return the pixels that are encoded of a condition."""
     if sample.type == SOUND:
         return 0
@@ -132,7 +132,7 @@ def _condition_pixels(sample: ConditionSample, spec: ModelSpec) -> int:
     return pixels_of(shape)
 
 
-def condition_bytes(sample: ConditionSample, spec: ModelSpec) -> int:
+def condition_bytes(sample: SeparateCondition, spec: ModelSpec) -> int:
     """Return the bytes of a condition's tensors, at 4 bytes a number."""
     shape = sample.window.shape
     if sample.type == SOUND:

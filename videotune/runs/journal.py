@@ -306,9 +306,8 @@ class Journal:
 
 
 def _regularization(run: Path | None) -> frozenset[str]:
-    """Return the regularization clips of a run.
-
-    None if check.json cannot be read, which others report.
+    """Return the regularization clips of a run; none if check.json cannot be read, which
+    others report.
     """
     if run is None:
         return frozenset()

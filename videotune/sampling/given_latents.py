@@ -26,7 +26,7 @@ from videotune.latent_cache.clip_ends import (
 from videotune.latent_cache.conditioning_cells import appended_latents, put_conditions
 from videotune.latent_cache.conditions import (
     KNOWN,
-    ConditionSample,
+    SeparateCondition,
     encode_condition,
     pixel_frames,
     shown_pixels,
@@ -234,10 +234,10 @@ def _encode_around_mask(
 
 def _condition_sample(
     shape: ClipShape, condition: str, latent_frames: int
-) -> ConditionSample:
+) -> SeparateCondition:
     """Return a condition of a sample that is of no clip."""
     window = Window("", 0.0, shape.frames / shape.fps, shape)
-    return ConditionSample(window, 0, condition, latent_frames)
+    return SeparateCondition(window, 0, condition, latent_frames)
 
 
 def _encode_on_channels(

@@ -6,8 +6,10 @@ import torch
 
 from videotune.console import echo
 from videotune.latent_cache.batches import make_step_batch
+from videotune.latent_cache.step_batch import StepBatch
 from videotune.memory.accelerator import has_streams, local_device
 from videotune.memory.attention import set_attention, switchable
+from videotune.memory.out_of_memory import is_out_of_memory
 from videotune.trainer.gradients import forget_gradients
 from videotune.trainer.step import accumulate_gradients
 from videotune.trainer.step_context import StepContext
@@ -21,8 +23,8 @@ Sparse and low-precision backends compute something else.
 """
 
 MIN_STEPS = 200
-"""Steps from which a run is long enough for a measurement, which takes up to ten
-passes.
+"""Steps from which a run is long enough for a measurement, which takes the
+passes of up to ten steps.
 """
 
 
@@ -38,21 +40,29 @@ def choose_attention(trainer: Trainer, context: StepContext) -> None:
 
     net = trainer.net
     trainable = trainer.pool.trainable
+    step_batch = make_step_batch(trainer.source, trainer.first_step)
     seconds: dict[str, float] = {}
     for name in CANDIDATES:
         try:
             set_attention(net, name)
-            # The first pass may set kernels up.
-            seconds[name] = min(_seconds(trainer, context) for _ in range(2))
+            # The first time may include setting kernels up.
+            first = _seconds(trainer, context, step_batch)
+            seconds[name] = min(first, _seconds(trainer, context, step_batch))
         except (RuntimeError, ValueError) as error:
-            # It is not installed, or has no kernel for this model's masks.
-            echo(f"attention: {name} is skipped: {str(error).splitlines()[0][:100]}")
+            # A VideotuneError (it is not installed), or it has no kernel for this model's
+            # masks, or no memory.
+            reason = str(error).splitlines()[0][:100]
+            if is_out_of_memory(error):
+                reason = "a step with it does not fit on the device"
+            echo(f"attention: {name} is skipped: {reason}")
         finally:
             forget_gradients(trainable)
 
-    best = min(seconds, key=lambda name: seconds[name]) if seconds else "native"
-    measured = ", ".join(f"{name} {value:.3g} s" for name, value in seconds.items())
-    echo(f"attention: {best} ({measured} a step)")
+    best = "native"
+    if seconds:
+        best = min(seconds, key=lambda name: seconds[name])
+        measured = ", ".join(f"{name} {value:.3g} s" for name, value in seconds.items())
+        echo(f"attention: {best} ({measured} a step)")
     trainer.pool.attention = best
     set_attention(net, best)
 
@@ -74,20 +84,19 @@ def _can_measure(trainer: Trainer) -> bool:
     )
 
 
-def _seconds(trainer: Trainer, context: StepContext) -> float:
-    """Return the seconds of the next step's passes. The caller clears their gradients."""
-    prepared = make_step_batch(trainer.source, trainer.first_step)
+def _seconds(trainer: Trainer, context: StepContext, step_batch: StepBatch) -> float:
+    """Return the seconds of a step's passes. The caller clears their gradients."""
     net = trainer.net
     device = trainer.device
     net.train()
-    values = empty_values(prepared, device)
+    values = empty_values(step_batch, device)
 
     torch.accelerator.synchronize()
     begun = time.perf_counter()
     # Only the backend that is chosen is worth compiling.
     with torch.compiler.set_stance("force_eager"):
         accumulate_gradients(
-            context, net, trainer.pool.trainable, prepared, Clock(device), values
+            context, net, trainer.pool.trainable, step_batch, Clock(device), values
         )
     torch.accelerator.synchronize()
     return time.perf_counter() - begun

@@ -21,7 +21,7 @@ from videotune.exporter.base_loras import merge_into_base
 from videotune.job.job import Job
 from videotune.latent_cache.batch_source import BatchSource
 from videotune.latent_cache.batches import assemble
-from videotune.latent_cache.conditions import ConditionSample
+from videotune.latent_cache.conditions import SeparateCondition
 from videotune.latent_cache.encode import (
     encode_condition_sample,
     encode_sample,
@@ -224,7 +224,7 @@ def make_source(
             keys.frame_sample(window, variant), job.spec.rules, library.media
         )
 
-    def encode_condition(condition: ConditionSample) -> dict[str, torch.Tensor]:
+    def encode_condition(condition: SeparateCondition) -> dict[str, torch.Tensor]:
         return encode_condition_sample(family, keys, condition, library.media)
 
     source = BatchSource(

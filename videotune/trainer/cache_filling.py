@@ -17,7 +17,7 @@ from videotune.latent_cache.cache_items import (
 )
 from videotune.latent_cache.conditions import (
     SOUND,
-    ConditionSample,
+    SeparateCondition,
     channel_samples,
     channel_sets,
     condition_samples,
@@ -74,7 +74,7 @@ def reads_of(
 
 def _conditions_of(
     job: Job, samples: Sequence[tuple[Window, int]]
-) -> list[ConditionSample]:
+) -> list[SeparateCondition]:
     """Return the conditions of samples, and their sound, that have entries of their own.
 
     A mask of a clip without a mask file hides a drawn box. A step draws one of several
@@ -84,7 +84,7 @@ def _conditions_of(
     types_of_most_samples = conditions_of_most_samples(job.config, job.spec)
     drawn_sets = channel_sets(job.config, job.spec)
 
-    conditions: list[ConditionSample] = []
+    conditions: list[SeparateCondition] = []
     for window, variant in samples:
         is_plain = variant == DETERMINISTIC_VARIANT
         only_types = types_of_most_samples if is_plain else None
@@ -97,13 +97,13 @@ def _conditions_of(
             conditions += samples_of_boxes[:1] if is_plain else samples_of_boxes
 
         if window.shape.sound:
-            conditions.append(ConditionSample(window, variant, SOUND))
+            conditions.append(SeparateCondition(window, variant, SOUND))
     return conditions
 
 
 def _conditions_not_on_channels(
     job: Job, window: Window, variant: int, only_types: frozenset[str] | None
-) -> list[list[ConditionSample]]:
+) -> list[list[SeparateCondition]]:
     """Return the conditions of a sample that channels do not show, each with its boxes.
 
     Args:
@@ -129,7 +129,7 @@ def _conditions_on_channels(
     variant: int,
     drawn_sets: Sequence[frozenset[str]],
     only_set: frozenset[str] | None,
-) -> list[list[ConditionSample]]:
+) -> list[list[SeparateCondition]]:
     """Return what channels may show of a sample, each with its boxes.
 
     Args:

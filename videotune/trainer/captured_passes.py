@@ -239,7 +239,11 @@ def _copy_into(targets: tuple[Tensor, ...], inputs: PassInputs) -> None:
 
 
 def _add_gradients(captured: CapturedPass) -> None:
-    """Add the gradients that the graph has written to those of earlier passes."""
+    """Add the gradients that the graph has written to those of earlier passes.
+
+    ``parameter.grad`` is never the graph's own tensor here, since ``_keep_gradients`` has
+    copied it before the replay.
+    """
     sums: list[Tensor] = []
     summands: list[Tensor] = []
     for parameter, gradient in captured.gradients:

@@ -134,9 +134,9 @@ def _train_to_the_end(trainer: Trainer, journal: DelayedJournal) -> str:
             trainer, step, due, stop_requested=stop_requested, is_last=is_last
         )
         if stop_requested:
-            # The callback has saved this step already, but as a backup, which is removed in
-            # time, if it did not know that another process was asked to stop. A step that
-            # has a kept checkpoint is not saved again.
+            # Does nothing if the callback ``Saving`` has saved this step to stay. It saves only
+            # a backup, which is removed in time, if it did not know that another process was
+            # asked to stop.
             save(trainer, step)
         if stop_requested or is_last:
             finish_pending_save(trainer)
