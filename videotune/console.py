@@ -42,7 +42,7 @@ SHORTEST_BAR = 12
 """Minimum columns of a progress bar, with the space before it."""
 
 
-def quiet() -> bool:
+def is_silent_process() -> bool:
     """Whether this is a process of a distributed run that prints nothing."""
     return os.environ.get("RANK", "0") != "0"
 
@@ -95,7 +95,7 @@ def guard_stderr() -> None:
 
 def echo(text: str) -> None:
     """Print a line on standard error, so that standard output has only results."""
-    if not quiet():
+    if not is_silent_process():
         print(for_stderr(text), file=sys.stderr, flush=True)
 
 
@@ -415,7 +415,7 @@ def bar(title: str, doing: Callable[[], str] | None = None) -> Iterator[Bar]:
         doing: Returns what is done at the moment, shown instead of the time left; or
             "".
     """
-    if quiet() or _hides_bars.get() or not sys.stderr.isatty():
+    if is_silent_process() or _hides_bars.get() or not sys.stderr.isatty():
         yield Bar(title, None, is_hidden=_hides_bars.get())
         return
 

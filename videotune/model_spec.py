@@ -347,7 +347,7 @@ class ModelSpec:
         is_on_channels = self.image_conditioning == "concat"
         return self.required_conditions | ({"first_frame"} if is_on_channels else set())
 
-    def has_own_entry(self, types: frozenset[str]) -> bool:
+    def need_own_entry(self, types: frozenset[str]) -> bool:
         """Whether what channels show of these conditions is a cache entry of its own, and
         not part of the clip's.
 

@@ -222,7 +222,7 @@ def made(
         spec=SimpleNamespace(
             is_in_place=lambda condition: False,
             is_on_channels=lambda condition: False,
-            has_own_entry=bool,
+            need_own_entry=bool,
             patch=(1, 2, 2),
             image_conditioning="none",
             shift_by_tokens=None,

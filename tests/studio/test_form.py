@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from markupsafe import escape
 
-from videotune.config.load import without_rivals
+from videotune.config.load import without_epochs_overridden
 from videotune.config.nested_keys import merge
 from videotune.config.schema import leaves
 from videotune.errors import VideotuneError
@@ -193,7 +193,7 @@ def test_of_a_length_in_steps_and_in_passes_the_one_without_effect_is_marked(
     own: dict[str, Any], of_preset: dict[str, Any]
 ) -> None:
     """It is the one that the layers of a config do not use."""
-    used = merge(without_rivals(of_preset, own), own)
+    used = merge(without_epochs_overridden(of_preset, own), own)
     reasons = form.replaced_lengths(own, of_preset)
     for in_steps, in_epochs in (
         ("steps", "epochs"),

@@ -24,7 +24,7 @@ from videotune.config.resolve import resolve
 from videotune.errors import VideotuneError
 from videotune.trainer import optimizer_contract
 from videotune.trainer.optimizer_bytes import state_bytes
-from videotune.trainer.optimizer_contract import failures, refuse_what_fails
+from videotune.trainer.optimizer_contract import failures, refuse_failing_optimizer
 from videotune.trainer.optimizer_state import load_optimizer_state, optimizer_state
 from videotune.trainer.optimizers import make_optimizer, parts_of, step_if_finite
 
@@ -216,12 +216,12 @@ def test_arguments_of_a_user_are_tried(installed: None) -> None:
         None,
     ).config
     with pytest.raises(VideotuneError, match="leaves a parameter where it was"):
-        refuse_what_fails(config)
+        refuse_failing_optimizer(config)
     negative = {"optimizer": {"name": "torch.optim:SGD", "args": {"momentum": -1}}}
     with pytest.raises(VideotuneError, match="Invalid momentum"):
-        refuse_what_fails(resolve(negative, {}, None).config)
+        refuse_failing_optimizer(resolve(negative, {}, None).config)
     for name in ("torch.optim:SGD", "ADAMW"):
-        refuse_what_fails(resolve({"optimizer": name}, {}, None).config)
+        refuse_failing_optimizer(resolve({"optimizer": name}, {}, None).config)
 
 
 def test_a_trial_leaves_the_draws_of_the_run_alone() -> None:

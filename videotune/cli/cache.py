@@ -19,7 +19,7 @@ from videotune.cli.options import (
     takes_config_options,
     with_json,
 )
-from videotune.console import doing, out, print_table, quiet, size
+from videotune.console import doing, is_silent_process, out, print_table, size
 from videotune.errors import SKIPPED, VideotuneError
 from videotune.files import CONFIG_SUFFIXES
 from videotune.text import counted, counted_are
@@ -92,7 +92,7 @@ def cache(
     from videotune.commands.cache import cache as encode_cache
 
     result = encode_cache(overrides, allow_skips=allow_skips)
-    if not quiet():
+    if not is_silent_process():
         out(f"{counted_are(result.windows, 'window')} cached in {result.folder}")
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from videotune._version import BEGUN
 from videotune.cli.options import Arg, Data, Offline, Opt, Sets, Skips, takes_config
-from videotune.console import bar, doing, echo, exactly, quiet
+from videotune.console import bar, doing, echo, exactly, is_silent_process
 from videotune.errors import VideotuneError
 from videotune.text import ONLY_FOR_TOY, duration, memory_size
 
@@ -138,7 +138,7 @@ def _refuse_early(
     from videotune.job.overrides import check_files
     from videotune.runs.run_dir import refuse_run
 
-    if not quiet():  # of several processes only the first one writes there
+    if not is_silent_process():  # of several processes only the first one writes there
         refuse_run(run)
     check_files(overrides)
     refuse_missing_captions(overrides, allow_skips)

@@ -208,7 +208,7 @@ def train_once(
         is_restart = (
             resume is None
             and auto_resume
-            and begun_by_this_command(run, _user_request(overrides, allow_skips), dist)
+            and begun_by_this_command(run, _begun_run(overrides, allow_skips), dist)
         )
         if is_restart:
             finished = _result_if_finished(run, dist)
@@ -253,7 +253,7 @@ def train_once(
             ):
                 keep_addresses(run, config.notify)
                 if resume is None:
-                    write_begun(run, _user_request(overrides, allow_skips))
+                    write_begun(run, _begun_run(overrides, allow_skips))
                 return run_process(
                     opened, run, resume, plan, dist, heartbeat, followers
                 )
@@ -276,7 +276,7 @@ def _tries_again(error: BaseException) -> bool:
     return isinstance(error, DeviceFull) and bool(error.remedy)
 
 
-def _user_request(overrides: Overrides, allow_skips: str | None) -> BegunRun:
+def _begun_run(overrides: Overrides, allow_skips: str | None) -> BegunRun:
     """Return what the user asked for, by which ``begun_by_this_command`` recognises a
     restart; URLs with secrets are in a file of their own.
     """

@@ -315,18 +315,19 @@ EPOCH_KEYS = {
 """Keys in steps, with the key of the same meaning in passes over the data."""
 
 
-def without_rivals(
+def without_epochs_overridden(
     below: Mapping[str, Any], above: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return a layer without lengths and intervals that a later layer gives in steps.
+    """Return a layer without the keys in passes over the data (``epochs``, …) whose
+    counterparts in steps a later layer sets.
 
     In one layer, passes over the data decide; a later layer decides over both.
     """
-    other_keys = dict(below)
+    remaining_keys = dict(below)
     for in_steps, in_epochs in EPOCH_KEYS.items():
         if above.get(in_steps) is not None and above.get(in_epochs) is None:
-            other_keys.pop(in_epochs, None)
-    return other_keys
+            remaining_keys.pop(in_epochs, None)
+    return remaining_keys
 
 
 def in_one_unit(layer: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from videotune.config.load import EPOCH_KEYS, MOST_TOLD, without_rivals
+from videotune.config.load import EPOCH_KEYS, MOST_TOLD, without_epochs_overridden
 from videotune.config.nested_keys import flatten, merge
 from videotune.config.optimizer_classes import is_class
 from videotune.config.optimizers import (
@@ -137,8 +137,9 @@ def resolve(
         preset = merge(preset, {"video_config": {"frames": None}})
     if variant_of(merge(preset, user)) == "OFT" and "lora.alpha" not in user_keys:
         preset = merge(preset, {"lora": {"alpha": None}})
+    # Merging one layer brings its keys into one form, such as ``optimizer: {name: …}``.
     preset = _without_numbers_of_names(preset, merge(user))
-    preset = without_rivals(preset, user)
+    preset = without_epochs_overridden(preset, user)
 
     layers: dict[str, dict[str, Any]] = {}
     family = family_defaults(spec) if spec else {}

@@ -284,9 +284,8 @@ def predict_and_target(
         noise: (B,C,F,H,W).
     """
     if batch.video_is_conditioning:
-        t = torch.zeros_like(
-            t
-        )  # it is fed clean, and ``t`` is the noise level of the sound
+        # The video is fed clean, and ``t`` is the noise level of the sound.
+        t = torch.zeros_like(t)
 
     x_t, v = noisy_and_velocity(objective, batch, t, noise)
     if batch.sound is None:

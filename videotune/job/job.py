@@ -361,8 +361,8 @@ def _scan(
 def _scan_config(
     config: Config, datasets: list[Dataset], spec: ModelSpec, *, to_look: bool
 ) -> Config:
-    """Return the config for a scan: with these datasets, a resolution, and no error
-    ``to_look``.
+    """Return the config for a scan: with these datasets, a resolution, and, to look only,
+    nothing that would be an error.
     """
     changes: dict[str, Any] = {
         "datasets": datasets,

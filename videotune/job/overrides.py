@@ -11,7 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from videotune.config.data_schema import READ_ALIKE
-from videotune.config.load import checked_keys, parse_sets, read_config, without_rivals
+from videotune.config.load import (
+    checked_keys,
+    parse_sets,
+    read_config,
+    without_epochs_overridden,
+)
 from videotune.config.nested_keys import merge
 from videotune.config.notify_addresses import WITH_SECRETS
 from videotune.config.resolve import Resolved, check_values, resolve
@@ -280,7 +285,7 @@ def with_sets(keys: dict[str, Any], sets: dict[str, Any]) -> dict[str, Any]:
 
     Raises VideotuneError if it is not clear which dataset is meant.
     """
-    keys = without_rivals(keys, sets)
+    keys = without_epochs_overridden(keys, sets)
     changes = sets.get("datasets")
     if not isinstance(changes, dict):
         return merge(keys, sets)

@@ -38,34 +38,34 @@ def make_schedule(
     columns = library.columns
     video_batch = max(1, math.floor(config.batch_size * multiplier))
 
-    batches = []
-    image_batches = []
-    video_batches = []
+    samples_by_bucket = []
+    samples_of_images = []
+    samples_of_videos = []
     for key, windows in windows_by_bucket.items():
         table = WindowTable.of(windows)
         clips_of_owners = columns.ids.positions(table.clip_ids)
         has_video = bool((~columns.still[clips_of_owners])[table.owners()].any())
-        batch = video_batch if is_mixed and has_video else config.batch_size
-        batch = key.batch_size or batch
-        samples = batch * config.gradient_accumulation_steps * processes
-        batches.append(samples)
+        samples_a_pass = video_batch if is_mixed and has_video else config.batch_size
+        samples_a_pass = key.batch_size or samples_a_pass
+        samples = samples_a_pass * config.gradient_accumulation_steps * processes
+        samples_by_bucket.append(samples)
         if has_video:
-            video_batches.append(samples)
+            samples_of_videos.append(samples)
         else:
-            image_batches.append(samples)
+            samples_of_images.append(samples)
 
     notes = []
-    has_both = bool(image_batches and video_batches)
+    has_both = bool(samples_of_images and samples_of_videos)
     if is_mixed and has_both and video_batch != config.batch_size:
         notes.append(
-            f"images and videos are mixed: a step takes {_range(image_batches)} images or {_range(video_batches)} videos "
+            f"images and videos are mixed: a step takes {_range(samples_of_images)} images or {_range(samples_of_videos)} videos "
             f"(video_batch_size_multiplier {multiplier:g})"
         )
     sizes = [len(windows) for windows in windows_by_bucket.values()]
     schedule = Schedule(
         seed=config.seed,
         window_counts=tuple(sizes) or (1,),
-        batch_sizes=tuple(batches) or (config.batch_size * processes,),
+        batch_sizes=tuple(samples_by_bucket) or (config.batch_size * processes,),
         shuffle=config.shuffle,
         weights=_weights(windows_by_bucket),
         phases=_phases(windows_by_bucket),

@@ -110,7 +110,7 @@ class ConditionReader:
             states_of_clip: the states that are cached with the clip's latents.
         """
         types = shown_on_channels(sample.types, sample.window, self.spec)
-        if not self.spec.has_own_entry(types):
+        if not self.spec.need_own_entry(types):
             # The clip's entry was encoded with exactly these conditions.
             if types:
                 return dict(states_of_clip)

@@ -178,7 +178,7 @@ def channel_sets(config: Config, spec: ModelSpec) -> list[frozenset[str]]:
             sets = sets_with_it
         elif shares[name] > 0:
             sets += sets_with_it
-    return [types for types in sets if spec.has_own_entry(types)]
+    return [types for types in sets if spec.need_own_entry(types)]
 
 
 def condition_key(keys: CacheKeys, sample: SeparateCondition) -> str:

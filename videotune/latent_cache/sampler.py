@@ -165,7 +165,8 @@ def bucket_steps_until(schedule: Schedule, steps: int) -> tuple[int, ...]:
         return (2 * turn + offset) * half_intervals[bucket], bucket
 
     # Start from the time at which about ``steps`` steps are due, and correct one step at
-    # a time.
+    # a time. With half intervals of 1 and 3, bucket 0 is due at 0, 2, 4, 6 …, bucket 1 at
+    # 3, 9 …: by the time 6, bucket 0 has had 4 steps and bucket 1 one.
     now = int(steps * time_per_step)
     counts = []
     for bucket, half_interval in enumerate(half_intervals):

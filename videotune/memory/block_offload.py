@@ -96,7 +96,7 @@ class BlockOffload:
             bound.apply_defaults()
 
             if not torch.is_grad_enabled():
-                with self._forward_window(index, backward_follows=False):
+                with self._forward_context(index, backward_follows=False):
                     return block_forward(*bound.args, **bound.kwargs)
 
             compute = partial(block_forward, **bound.kwargs)
@@ -117,20 +117,20 @@ class BlockOffload:
         args: Sequence[Any],
     ) -> Any:
         """Compute a block so that its graph saves only the inputs."""
-        windows = BlockContexts(
-            first=lambda: self._forward_window(index, backward_follows=True),
-            again=lambda: self._backward_window(index),
+        contexts = BlockContexts(
+            first=lambda: self._forward_context(index, backward_follows=True),
+            again=lambda: self._backward_context(index),
         )
         if self.input_checkpoint is not None:
-            return self.input_checkpoint.run(block, compute, args, windows)
+            return self.input_checkpoint.run(block, compute, args, contexts)
         return checkpoint(
             compute,
             *args,
             use_reentrant=False,
-            context_fn=lambda: (windows.first(), windows.again()),
+            context_fn=lambda: (contexts.first(), contexts.again()),
         )
 
-    def _forward_window(
+    def _forward_context(
         self, index: int | None, *, backward_follows: bool
     ) -> AbstractContextManager[None]:
         """Return a context in which the block's weights are on the device."""
@@ -138,7 +138,7 @@ class BlockOffload:
             return nullcontext()
         return self.buffers.forward(index, backward_follows)
 
-    def _backward_window(self, index: int | None) -> AbstractContextManager[None]:
+    def _backward_context(self, index: int | None) -> AbstractContextManager[None]:
         """Return a context for recomputing the block in the backward pass."""
         if index is None or self.buffers is None:
             return nullcontext()

@@ -55,8 +55,8 @@ class Slot:
 class DeviceBuffers:
     """The slots, and the tensors of each streamed block.
 
-    A block's tensors point into a slot while the block computes (its window). At all
-    other times they point at a single NaN, so that a read outside the window shows in
+    A block's tensors point into a slot while the block computes (its stay). At all
+    other times they point at a single NaN, so that a read outside the stay shows in
     the loss.
 
     Weights are copied from the host to the device and never back. On a device with
@@ -81,10 +81,10 @@ class DeviceBuffers:
         self.gradient_release = GradientRelease(device)
 
         self._bound: dict[int, list[int]] = {}
-        """Versions of the tensors of each block with an open window, when it opened."""
+        """Versions of the tensors of each block with a stay that has not ended, when it began."""
 
         self._open: int | None = None
-        """Block whose backward window is open."""
+        """Block whose backward stay has not ended."""
 
         self._nans: dict[torch.dtype, Tensor] = {}
         self._stream = copy_stream(device)
@@ -106,8 +106,8 @@ class DeviceBuffers:
         return zip(self.tensors[block], self.host_weights.slots[block], strict=True)
 
     def begin(self) -> None:
-        """Close windows and discard outdated weights before a forward pass."""
-        self.close_window()
+        """End stays and discard outdated weights before a forward pass."""
+        self.end_stay()
         self.gradient_release.forget()
 
         # The optimizer may have updated the host weights.
@@ -142,12 +142,12 @@ class DeviceBuffers:
         """Provide the weights of a block from now on, through its backward pass.
 
         The block is recomputed inside the context, but its backward pass reads the
-        weights after the context. The window therefore stays open until the next block
-        begins (autograd runs the last computed block first) or ``close_window``.
+        weights after the context. The stay therefore lasts until the next block
+        begins (autograd runs the last computed block first) or ``end_stay``.
         """
         if self._open is None:
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
-        self.close_window()
+        self.end_stay()
         self.gradient_release.next_block()
 
         wanted = [i for i in range(block, block - len(self.slots), -1) if i >= 0]
@@ -157,11 +157,11 @@ class DeviceBuffers:
 
     def _end_backward(self) -> None:
         """Finish a backward pass of the network."""
-        self.close_window()
+        self.end_stay()
         self.gradient_release.settle()
 
-    def close_window(self) -> None:
-        """Close the window that a backward pass has left open."""
+    def end_stay(self) -> None:
+        """End the stay that a backward pass has left."""
         if self._open is not None:
             block = self._open
             self._open = None
@@ -223,7 +223,7 @@ class DeviceBuffers:
             target.copy_(source, non_blocking=self._stream is not None)
 
     def _release(self, block: int) -> None:
-        """Close a block's window.
+        """End a block's stay.
 
         Raises VideotuneError if the block changed its weights in place.
         """

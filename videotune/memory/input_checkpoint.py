@@ -157,7 +157,7 @@ class _Call:
         draws: bool,
     ) -> None:
         self._compute_block = compute_block
-        self._windows = contexts
+        self._contexts = contexts
         self._spec = spec
         # The graph keeps the tensors: here each leaves a gap.
         self._is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
@@ -179,7 +179,7 @@ class _Call:
     def first(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
         """Compute the block and return its outputs in a row."""
         self._surroundings = _Surroundings.now(tensors, draws=self._draws)
-        with self._windows.first():
+        with self._contexts.first():
             outputs, self._output_spec = tree_flatten(self._compute(tensors))
         return tuple(outputs)
 
@@ -187,7 +187,7 @@ class _Call:
         """Compute the block as the first time, but with a graph."""
         assert self._surroundings is not None
         with (
-            self._windows.again(),
+            self._contexts.again(),
             self._surroundings.restored(),
             torch.enable_grad(),
             computing_again(),

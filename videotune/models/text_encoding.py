@@ -103,7 +103,9 @@ class TextEncodingCheckpoint(AutoencodingCheckpoint):
         return states
 
     def encode_text(self, captions: Sequence[str]) -> list[dict[str, Tensor]]:
-        """Return each caption's unpadded states on the CPU: {"text": (l, D), …}."""
+        """Return the states of each caption that the cache keeps (see ``trimmed``), on the
+        CPU: {"text": (l, D), …}.
+        """
         encoded = []
         with torch.no_grad():
             for caption in captions:
@@ -126,9 +128,9 @@ class TextEncodingCheckpoint(AutoencodingCheckpoint):
         """Pad and stack cached states exactly as the pipeline feeds them.
 
         Text becomes (B,L,D) with zeros after its end, "mask" (B,L) the text's mask, and
-        all other states (a clip's extras) are stacked in ``extras``. L is the most tokens
-        of a caption or, for a network that reads one length at a time, the longest of
-        these captions.
+        all other states (a clip's extras) are stacked in ``extras``. L is the model's
+        limit of tokens (``spec.text_tokens``) or, for a network that reads one length at a
+        time, the length of the longest of these captions.
         """
         lengths = tuple(len(state["text"]) for state in states)
         by_length = self.spec.text_by_length

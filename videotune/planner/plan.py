@@ -23,7 +23,7 @@ from videotune.planner.network_facts import network_facts, skeleton_family
 from videotune.planner.step_spec import state_bytes_per_number
 from videotune.trainer.build import make_objective
 from videotune.trainer.expert_pool import make_expert_schedule
-from videotune.trainer.optimizer_contract import refuse_what_fails
+from videotune.trainer.optimizer_contract import refuse_failing_optimizer
 from videotune.types import ClipShape
 from videotune.validation.overhead import notes_on_validations, overhead
 
@@ -36,7 +36,7 @@ def make_plan(job: Job, targets: Sequence[int] = exposure.TARGETS) -> dict[str, 
         targets: Numbers of views for which the plan has the steps.
     """
     config = job.config
-    refuse_what_fails(config)
+    refuse_failing_optimizer(config)
     adapter = adapter_size(job)
     notes = most_serious_first([*job.notes, *notes_on_validations(job)])
     views = job.exposure(job.steps).to_json(config.learning_rate)

@@ -101,7 +101,7 @@ def chosen_for_run(job: Job, replan: bool) -> tuple[Job, list[str]]:
         replan: Choose again what an earlier plan has chosen.
     """
     before = job.config
-    job = fit_settings(_reopened(job) if replan else job)
+    job = fit_settings(_with_open_choices(job) if replan else job)
     job = decide_compile(decide_spacings(job))
 
     changes = []
@@ -116,7 +116,7 @@ def chosen_for_run(job: Job, replan: bool) -> tuple[Job, list[str]]:
     return job, changes
 
 
-def _reopened(job: Job) -> Job:
+def _with_open_choices(job: Job) -> Job:
     """Return the job without the settings that a plan has chosen; the user's settings
     stay.
     """

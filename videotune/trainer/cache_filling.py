@@ -148,7 +148,7 @@ def _conditions_on_channels(
 
     encoded = []
     for types in sets:
-        if job.spec.has_own_entry(types):
+        if job.spec.need_own_entry(types):
             encoded.append(
                 channel_samples(
                     window, variant, types, job.config, num_boxes(job.config)

@@ -113,7 +113,7 @@ def failures(settings: Optimizer, rate: float = FALLBACK_RATE) -> dict[str, str]
     return fails
 
 
-def refuse_what_fails(config: Config) -> None:
+def refuse_failing_optimizer(config: Config) -> None:
     """Raise VideotuneError if the optimizer of a config, with its arguments, fails a
     part of the contract that this training needs.
 

@@ -111,8 +111,8 @@ def step_if_finite(optimizer: AnyOptimizer, grads_finite: Tensor) -> None:
     """Take the step if ``grads_finite`` () is true; if not, weights and moments stay as
     they are.
 
-    A fused kernel reads ``grads_finite`` on the device (that of MPS does not). For others, and for
-    parameters on the host beside a device, the host waits for the answer once a step.
+    A fused kernel reads ``grads_finite`` on the device, except on MPS. For other kernels, and
+    for parameters on the host beside a device, the host waits for the answer once a step.
     """
     unfused = []
     for part in parts_of(optimizer):

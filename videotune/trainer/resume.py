@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from videotune.config.config_changes import Change, drift, of_class
-from videotune.config.load import in_one_unit, without_rivals
+from videotune.config.load import in_one_unit, without_epochs_overridden
 from videotune.config.nested_keys import merge
 from videotune.config.resolve import Resolved, parse, resolve
 from videotune.console import echo
@@ -36,7 +36,7 @@ from videotune.runs.journal import History
 from videotune.runs.rollback import record_paths_at
 from videotune.runs.schemas import read_record
 from videotune.trainer.data_change import describe_change
-from videotune.trainer.optimizer_contract import refuse_what_fails
+from videotune.trainer.optimizer_contract import refuse_failing_optimizer
 from videotune.types import BasePlace
 
 FitFn = Callable[[Job, bool], tuple[Job, Sequence[str]]]
@@ -114,7 +114,7 @@ def open_run(
     # 2. What differs in the settings and around them.
     resolved, spec, base, setting_changes = with_overrides(overrides, run_config)
     check_changes(setting_changes, run, resume.override)
-    refuse_what_fails(resolved.config)
+    refuse_failing_optimizer(resolved.config)
     other_changes = changed_around(run, run_config, base, resume.override)
     changes = [*map(str, setting_changes), *other_changes]
     for change in changes:
@@ -157,7 +157,7 @@ def _open_new_run(
     run_dir.refuse_run(run)
     resolved, spec, base = resolve_config(overrides)
     require_licence(spec, overrides.accept_licence)
-    refuse_what_fails(resolved.config)
+    refuse_failing_optimizer(resolved.config)
     run_dir.refuse_out_in_data(
         run, [dataset.path for dataset in resolved.config.datasets]
     )
@@ -225,10 +225,10 @@ def with_overrides(
     own_keys = user_keys(overrides)
     preset = preset_keys(overrides)
     # A length may be given in steps or in passes over the data. A layer in steps removes
-    # the passes of the layers below (``without_rivals``); where one layer has both, the
+    # the passes of the layers below (``without_epochs_overridden``); where one layer has both, the
     # passes decide and the steps are dropped (``in_one_unit``).
-    user = in_one_unit(merge(without_rivals(preset, own_keys), own_keys))
-    settings = merge(without_rivals(old_settings, user), user)
+    user = in_one_unit(merge(without_epochs_overridden(preset, own_keys), own_keys))
+    settings = merge(without_epochs_overridden(old_settings, user), user)
     base = place_of(settings)
     spec = spec_for(settings["family"], base)
 

@@ -288,13 +288,13 @@ def accumulate_gradients(
         parts = pad_for_sharding(parts, step_batch, size, context.dist.data_size)
 
     for micro_batch in parts:
-        weight = 0.0 if micro_batch.is_padding else len(micro_batch.batch)
+        counted_samples = 0 if micro_batch.is_padding else len(micro_batch.batch)
         inputs = _pass_inputs(
             context,
             net,
             trainable.text,
             micro_batch,
-            weight=weight / samples_in_step,
+            weight=counted_samples / samples_in_step,
             device=values.device,
         )
         if is_sharded and trainable.text is not None:
