@@ -1,5 +1,5 @@
 """Make lines of the package wrong, one at a time, and list those that no test notices:
-python scripts/mutants.py [FILE or FOLDER ...] [--sample N]
+python scripts/mutants.py [FILE or FOLDER ...] [--sample N] [--processes N]
 
 mutmut makes the mutants and runs the tests of tests/ that belong to the file's folder, in
 processes that are forked after torch has been imported. Without FILE: the files of the
@@ -120,6 +120,12 @@ TESTS = {
         "tests/trainer/test_build.py",
         "tests/trainer/test_golden.py",
         "tests/effects/test_effects_companions.py",
+    ],
+    "trainer/ema.py": ["tests/trainer/test_ema.py", "tests/trainer/test_step.py"],
+    "trainer/lr_schedule.py": ["tests/trainer/test_step.py"],
+    "trainer/micro_batches.py": [
+        "tests/trainer/test_micro_batches.py",
+        "tests/trainer/test_step.py",
     ],
     "trainer/optimizer_bytes.py": ["tests/trainer/test_optimizer_contract.py"],
     "trainer/progress.py": [
