@@ -1,5 +1,5 @@
 """Make lines of the package wrong, one at a time, and list those that no test notices:
-python scripts/mutants.py [FILE or FOLDER ...] [--sample N]
+python scripts/mutants.py [FILE or FOLDER ...] [--sample N] [--processes N]
 
 mutmut makes the mutants and runs the tests of tests/ that belong to the file's folder, in
 processes that are forked after torch has been imported. Without FILE: the files of the
@@ -57,6 +57,7 @@ TESTS = {
         "tests/adapters",
         "tests/trainer/test_step.py",
         "tests/effects/test_effects_model.py",
+        "tests/models/test_ltx2_connectors.py",
     ],
     "diffusion/base_targets.py": ["tests/diffusion"],
     "diffusion/loss.py": ["tests/diffusion"],
@@ -64,12 +65,14 @@ TESTS = {
     "diffusion/timesteps.py": ["tests/diffusion"],
     "exporter/adapter_export.py": [
         "tests/exporter",
+        "tests/models/test_ltx2_connectors.py",
         "tests/effects/test_effects_options.py",
         "tests/commands/test_text_runs.py",
     ],
     "exporter/formats.py": ["tests/exporter", "tests/effects/test_effects_text.py"],
     "exporter/full.py": [
         "tests/exporter",
+        "tests/models/test_ltx2_connectors.py",
         "tests/effects/test_effects_options.py",
         *(
             f"tests/commands/test_adapter_runs.py::{test}"
@@ -79,6 +82,14 @@ TESTS = {
                 "test_modules_with_scales_of_their_own_are_drawn_and_merged_as_trained",
             )
         ),
+    ],
+    "exporter/lora_inspect.py": [
+        "tests/exporter/test_lora_inspect.py",
+        "tests/models/test_ltx2_connectors.py",
+    ],
+    "exporter/lora_tools.py": [
+        "tests/exporter/test_lora_tools.py",
+        "tests/models/test_ltx2_connectors.py",
     ],
     "latent_cache/batch_source.py": [
         "tests/latent_cache",
@@ -110,6 +121,12 @@ TESTS = {
         "tests/trainer/test_golden.py",
         "tests/effects/test_effects_companions.py",
     ],
+    "trainer/ema.py": ["tests/trainer/test_ema.py", "tests/trainer/test_step.py"],
+    "trainer/lr_schedule.py": ["tests/trainer/test_step.py"],
+    "trainer/micro_batches.py": [
+        "tests/trainer/test_micro_batches.py",
+        "tests/trainer/test_step.py",
+    ],
     "trainer/optimizer_bytes.py": ["tests/trainer/test_optimizer_contract.py"],
     "trainer/progress.py": [
         "tests/effects/test_effects_outputs.py",
@@ -138,6 +155,7 @@ TESTS = {
 """Tests of files whose tests have another name than test_FILE.py of their folder."""
 
 FOLDER_TESTS = {
+    "exporter": ["tests/exporter", "tests/models/test_ltx2_connectors.py"],
     "planner": ["tests/planner", "tests/commands/test_plan_command.py"],
     "trainer": [
         "tests/trainer/test_build.py",
@@ -297,13 +315,21 @@ def configure(work: Path, files: list[Path], more_tests: list[str]) -> None:
     )
 
 
-def run(work: Path, names: list[str]) -> None:
+def run(work: Path, names: list[str], processes: int | None = None) -> None:
     """Run mutmut; of ``names`` only these mutants.
+
+    Args:
+        work: the folder that ``prepare`` made.
+        names: the mutants; empty: all.
+        processes: how many are tried at once; None: as many as there are cores.
 
     Raises:
         SystemExit: if mutmut stops, with what it said last.
     """
-    command = [sys.executable, "-m", "mutmut", "run", *names]
+    command = [sys.executable, "-m", "mutmut", "run"]
+    if processes is not None:
+        command += ["--max-children", str(processes)]
+    command += names
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     log = work / "mutmut.log"
 
@@ -453,6 +479,11 @@ def main() -> int:
         "--tests", action="append", default=[], help="tests of other folders"
     )
     parser.add_argument(
+        "--processes",
+        type=int,
+        help="how many mutants are tried at once (default: one per core)",
+    )
+    parser.add_argument(
         "--work",
         type=Path,
         default=ROOT / "build" / "mutation",
@@ -484,7 +515,7 @@ def main() -> int:
         files = sorted(set(drawn.values()))
         configure(work, files, arguments.tests)
 
-    run(work, names)
+    run(work, names, arguments.processes)
     return int(report(work, files, set(names) if drawn else None) > MOST_SURVIVORS)
 
 

@@ -249,14 +249,15 @@ def test_words_that_a_tokenizer_knows_or_takes_apart_are_refused() -> None:
 def test_a_word_is_spelled_out_as_diffusers_does_it() -> None:
     from diffusers.loaders import TextualInversionLoaderMixin
 
-    tokenizer, tokens = letters_tokenizer(), token_names("<x>", 3)
-    assert tokens == ("<x>", "<x>_1", "<x>_2")
-    add_tokens(tokenizer, tokens)
-    for text in ("a <x> b", "<x>, <x>", "nothing", "(<x>)"):
-        assert spelled(
-            text, tokens
-        ) == TextualInversionLoaderMixin().maybe_convert_prompt(text, tokenizer)
-    assert spelled("a <x> b", ("<x>",)) == "a <x> b"
+    assert token_names("<x>", 3) == ("<x>", "<x>_1", "<x>_2")
+    for vectors in (1, 2, 3):
+        tokenizer, tokens = letters_tokenizer(), token_names("<x>", vectors)
+        add_tokens(tokenizer, tokens)
+        for text in ("a <x> b", "<x>, <x>", "nothing", "(<x>)"):
+            diffusers_text = TextualInversionLoaderMixin().maybe_convert_prompt(
+                text, tokenizer
+            )
+            assert spelled(text, tokens) == diffusers_text
 
 
 def test_layers_of_a_text_encoder_are_named_by_module_or_weight() -> None:

@@ -2,17 +2,21 @@
 their place.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from videotune.adapters.layers import Overlay, add_full
+from videotune.adapters.layers import Overlay, add_full, load_weights
 from videotune.adapters.lora import (
+    ADAPTER,
     bind_parameters,
     idle_targets,
     in_one_scale,
+    inject,
     matching,
     of_module,
     refuse_uneven,
@@ -79,6 +83,22 @@ def test_a_module_has_the_rank_and_alpha_of_its_rule(
     assert settings.scale == alpha / rank
 
 
+@pytest.mark.parametrize("variant", ["LORA", "DORA", "LOHA", "LOKR"])
+def test_adapters_are_built_by_the_rules_of_their_modules(
+    variant: str, tiny_family: Callable[..., Any]
+) -> None:
+    """Rank and scale of each module's layer, of rules and of none."""
+    family = tiny_family("wan")
+    net = family.denoiser()
+    settings = RULES.model_copy(update={"variant": variant, "targets": "attention"})
+    inject(net, family.spec, settings)
+    for path, rank, scale in (("to_v", 4, 2), ("to_q", 2, 4), ("to_k", 4, 0.5)):
+        for block in range(2):
+            layer = net.get_submodule(f"blocks.{block}.attn1.{path}")
+            assert layer.r[ADAPTER] == rank
+            assert layer.scaling[ADAPTER] == scale
+
+
 def test_in_one_scale_every_update_is_that_of_its_module() -> None:
     """Only what begins at zero is multiplied, so that DoRA's magnitudes stay."""
     generator = torch.Generator().manual_seed(0)
@@ -128,8 +148,12 @@ def test_modules_without_effect_are_named_and_do_not_train() -> None:
     assert {name.rpartition(".")[0] for name in trained} == set(acting)
     for name, parameter in net.named_parameters():
         assert parameter.requires_grad == (not name.startswith(idle)), name
-    with pytest.raises(VideotuneError, match=r"all 2 weights .* have no effect"):
+    with pytest.raises(
+        VideotuneError, match=rf"all 2 weights .* {idle}\.weight, have no effect"
+    ):
         add_full(Net(), spec, [r"blocks\.1\.to_out"])
+    with pytest.raises(VideotuneError, match=rf"all 1 modules .* {idle}, have no"):
+        matching(Net(), spec, [r"blocks\.1\.to_out"])
 
 
 @pytest.mark.parametrize(
@@ -162,6 +186,46 @@ def test_parameters_are_bound_at_any_depth() -> None:
     assert not torch.equal(net[0].weight, weight)
     with pytest.raises(AssertionError):
         bind_parameters(net, {"0.weight": nn.Parameter(torch.zeros(3, 2))})
+
+
+def test_weights_are_loaded_by_name() -> None:
+    """Into the same parameters, in the dtype that they have."""
+    parameters = {
+        "a": nn.Parameter(torch.zeros(2, 3)),
+        "b": nn.Parameter(torch.zeros(2)),
+    }
+    before = dict(parameters)
+    state = {"b": torch.ones(2).double(), "a": torch.full((2, 3), 2.0)}
+    load_weights(parameters, state, "the file")
+    for name, parameter in parameters.items():
+        assert parameter is before[name]
+        assert parameter.dtype == torch.float32
+        torch.testing.assert_close(parameter.data, state[name].float())
+
+
+@pytest.mark.parametrize(
+    ("shapes", "count", "first"),
+    [
+        ({"a": (2, 3)}, 1, "b"),
+        ({"a": (2, 3), "b": (2,), "c": (1,)}, 1, "c"),
+        ({"a": (3, 2), "b": (2,)}, 1, "a"),
+        ({"a": (1, 3), "c": (2,)}, 3, "b"),
+    ],
+)
+def test_weights_that_do_not_fit_what_trains_are_refused_and_none_is_loaded(
+    shapes: dict[str, tuple[int, ...]], count: int, first: str
+) -> None:
+    parameters = {
+        "a": nn.Parameter(torch.zeros(2, 3)),
+        "b": nn.Parameter(torch.zeros(2)),
+    }
+    state = {name: torch.ones(shape) for name, shape in shapes.items()}
+    with pytest.raises(
+        VideotuneError,
+        match=f"^the file does not fit .* {count} tensors differ, the first is {first}$",
+    ):
+        load_weights(parameters, state, "the file")
+    assert not any(parameter.any() for parameter in parameters.values())
 
 
 def test_an_overlay_covers_its_own_tokens_alone() -> None:

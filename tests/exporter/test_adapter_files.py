@@ -16,6 +16,7 @@ from videotune.adapters.lora import ADAPTER, add_lora
 from videotune.config.sections import Lora
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_export import export_lora, read_adapter, read_parts
+from videotune.exporter.lora_target import adapter_path
 
 Open = Callable[..., Any]
 State = dict[str, torch.Tensor]
@@ -359,3 +360,51 @@ def test_weights_of_8_bits_are_read(family: Any, tmp_path: Path) -> None:
         effect(family, tmp_path / f"{name}.safetensors") for name in ("eight", "full")
     )
     assert all(torch.equal(eight[name], full[name]) for name in full)
+
+
+def test_a_folder_stands_for_its_only_adapter_or_says_what_to_name(
+    tmp_path: Path,
+) -> None:
+    """PEFT's and diffusers' names come before others; hidden files do not count."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+
+    def refused(text: str) -> None:
+        with pytest.raises(VideotuneError) as caught:
+            adapter_path(folder)
+        assert str(caught.value) == f"{folder} {text}"
+
+    refused("holds no safetensors file. Name the file of an adapter")
+    (folder / "config.json").touch()
+    refused("holds no safetensors file. Name the file of an adapter")
+    (folder / "journal.jsonl").touch()
+    refused(f"is a run without exports. Write them: videotune export {folder}")
+    export = folder / "export"
+    export.mkdir()
+    for name in ("b.safetensors", "a.safetensors", ".part.safetensors"):
+        (export / name).touch()
+    refused(
+        "is a run; its files are in export. Name one:"
+        f" {export / 'a.safetensors'}, {export / 'b.safetensors'}"
+    )
+
+    (folder / ".hidden.safetensors").touch()
+    (folder / "x.safetensors").touch()
+    assert adapter_path(folder) == folder / "x.safetensors"
+    (folder / "y.safetensors").touch()
+    refused(
+        "holds 2 safetensors files. Name the one to read: x.safetensors, y.safetensors"
+    )
+    (folder / "adapter_model.safetensors").touch()
+    assert adapter_path(folder) == folder / "adapter_model.safetensors"
+    (folder / "pytorch_lora_weights.safetensors").touch()
+    refused(
+        "holds 2 safetensors files. Name the one to read:"
+        " adapter_model.safetensors, pytorch_lora_weights.safetensors"
+    )
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".pt", ".ckpt"])
+def test_a_file_that_can_run_code_is_not_read(suffix: str, tmp_path: Path) -> None:
+    with pytest.raises(VideotuneError, match="can run code when it is read"):
+        adapter_path(tmp_path / f"x{suffix}")

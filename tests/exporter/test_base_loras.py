@@ -313,6 +313,34 @@ def test_a_preview_without_it_is_the_base_and_with_another_is_the_sum(
     assert torch.equal(network_output(net), merged)
 
 
+def test_previews_leave_out_norms_and_name_the_key_of_what_they_refuse(
+    tiny_family: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A bias is added as it is in the file, multiplied by the strength."""
+    family = tiny_family("wan")
+    path = tmp_path / "x.safetensors"
+    lightning(family, path)
+    lora = LoraFile(file=str(path), strength=0.5)
+    ((update,),) = preview_updates(family, [], [lora], with_base_loras=True).values()
+    assert set(update.factors) == {"blocks.0.attn1.to_q"}
+    assert set(update.biases) == {"blocks.0.attn1.to_q"}
+    expected = torch.full((24,), 1.5)
+    torch.testing.assert_close(update.biases["blocks.0.attn1.to_q"], expected)
+    note = "x.safetensors: previews leave out 2 differences of other weights"
+    assert note in capsys.readouterr().err
+    preview_updates(family, [], [lora], with_base_loras=True, quiet=True)
+    assert "leave out" not in capsys.readouterr().err
+
+    _, state = network_with_adapter(family, "DORA")
+    export_lora(family, "diffusers", dict(state), 2.0, path, {})
+    for key, below, extra in (
+        ("sample.loras", [], [LoraFile(file=str(path))]),
+        ("base_loras", [BaseLora(file=str(path))], []),
+    ):
+        with pytest.raises(VideotuneError, match=f"^{key}: x.* is no plain LoRA"):
+            preview_updates(family, below, extra, with_base_loras=False)
+
+
 def test_the_strength_of_the_adapter_that_trains(
     tiny_family: Callable[..., Any],
 ) -> None:

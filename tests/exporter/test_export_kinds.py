@@ -40,7 +40,7 @@ from videotune.exporter.formats import (
     formats_of,
     refuse_format,
 )
-from videotune.exporter.full import export_merged
+from videotune.exporter.full import export_full, export_merged
 from videotune.exporter.lora_inspect import inspect
 from videotune.exporter.lora_write import bake_adapter, round_adapter
 from videotune.exporter.merged_file import export_merged_file
@@ -441,6 +441,68 @@ def test_a_merged_transformer_as_one_file_of_comfyui(
     assert sorted(tmp_path.iterdir()) == [folder, tuned]
 
 
+def test_one_file_of_comfyui_keeps_the_dtype_of_each_weight(
+    tiny_family: Open, tmp_path: Path
+) -> None:
+    """Some weights of the base are bfloat16, the others float32; the rest of the folder
+    is none of the file.
+    """
+    from videotune.models.registry import find
+
+    base = mixed(tiny_family("wan"), tmp_path / "base")
+    family = find("wan")(base, torch.device("cpu"), torch.float32)
+    path = tmp_path / "merged.safetensors"
+    facts = {"step": 3, "use": "load it"}
+    done = export_merged_file(family, "transformer", base, path, facts)
+    assert (done.max_error, done.use) == (0.0, "load it")
+    with safe_open(path, "pt") as file:
+        assert json.loads(file.metadata()["videotune"]) == facts
+
+    rules = family.single_file_names()
+    expected = {}
+    for name in ("one.safetensors", "two.safetensors"):
+        expected |= in_one_layout(load_file(base / "transformer" / name), rules)
+    written = load_file(path)
+    assert set(written) == set(expected)
+    for key, value in written.items():
+        assert value.dtype == expected[key].dtype, key
+        assert torch.equal(value, expected[key]), key
+    assert {value.dtype for value in written.values()} == {
+        torch.float32,
+        torch.bfloat16,
+    }
+
+
+@pytest.mark.parametrize("what", ["adapter", "one file", "folder"])
+def test_numbers_beyond_the_dtype_of_the_file_are_refused(
+    what: str, family: Any, tmp_path: Path
+) -> None:
+    """The weight is named, and nothing is left; in bfloat16 the same numbers fit."""
+    path = tmp_path / "out.safetensors"
+    if what == "adapter":
+        _, state = network_with_adapter(family, "LORA")
+        name = "blocks.0.attn1.to_q.lora_B.weight"
+        state[name].data.fill_(1e6)
+    else:
+        name = "blocks.0.attn1.to_q.weight"
+        state = {name: torch.full((24, 24), 1e6)}
+
+    def export(dtype: torch.dtype) -> Any:
+        if what == "adapter":
+            facts = {"use": "load it"}
+            return export_lora(
+                family, "diffusers", state, 1.0, path, facts, dtype=dtype
+            )
+        write = export_full if what == "folder" else export_single_file
+        arguments = ("transformer", state, family.folder, path, {"use": "load it"})
+        return write(family, *arguments, dtype=dtype)
+
+    with pytest.raises(VideotuneError, match=f"float16 holds .* {name} has larger"):
+        export(torch.float16)
+    assert list(tmp_path.iterdir()) == []
+    assert export(torch.bfloat16).use == "load it"
+
+
 def changed(weights: dict[str, torch.Tensor], rules: Any) -> dict[str, torch.Tensor]:
     """A layout with one wrong number in each tensor that is not on the meta device."""
     tensors = in_one_layout(weights, rules)
@@ -646,6 +708,15 @@ def test_dora_acts_in_comfyui_as_trained(
         for row in inspect(path, str(family.folder))["programs"]
     }
     assert {name for name, reads in programs.items() if reads == "yes"} == {"ComfyUI"}
+    # Without the mark in its header it is a DoRA as other programs write it.
+    plain = tmp_path / "plain.safetensors"
+    save_file(tensors, plain)
+    readers = [
+        row["program"]
+        for row in inspect(plain, str(family.folder))["programs"]
+        if row["reads"] == "yes"
+    ]
+    assert readers == ["videotune"]
     with pytest.raises(VideotuneError, match="for ComfyUI's norm"):
         read_adapter(family, family.denoiser(), path, ADAPTER)
 

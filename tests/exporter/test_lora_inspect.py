@@ -106,6 +106,10 @@ def test_the_scale_that_each_program_applies(family: Any, tmp_path: Path) -> Non
         convert(first, lora_files.file_of_form(family, out, form))
         strengths[form] = readers(inspect(out, str(family.folder)))
     assert strengths["diffusers"] == {"videotune": 1.0, "diffusers": 1.0}
+    for row in inspect(first, str(family.folder))["programs"]:
+        assert row.keys() == {"program", "reads", "scale", "strength"}
+        if row["reads"] == "no":
+            assert (row["scale"], row["strength"]) == (None, None)
     assert strengths["comfyui"] == {"videotune": 1.0, "diffusers": 1.0, "ComfyUI": 1.0}
     assert strengths["kohya"] == {
         "videotune": 1.0,
@@ -245,7 +249,8 @@ def test_a_base_that_is_not_here_is_not_known_and_not_fetched(
     assert (found["fits"], found["family"]) == ([], None)
     reads = {program["program"]: program["reads"] for program in found["programs"]}
     assert reads["videotune"] == "yes"
-    assert reads["diffusers"] == "unknown"
+    for name in ("diffusers", "ComfyUI", "PEFT", "musubi-tuner", "diffusion-pipe"):
+        assert reads[name] == "unknown"
     assert run("lora", "inspect", file) == 0
     printed = capsys.readouterr()
     assert "not known without the base" in printed.out

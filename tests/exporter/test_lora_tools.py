@@ -15,9 +15,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests.support import lora_files
-from tests.support.adapters import read_back
+from tests.support.adapters import network_with_adapter, read_back
 from tests.support.command_line import Bases, run
 from videotune.errors import VideotuneError
+from videotune.exporter.adapter_export import export_lora
 from videotune.exporter.formats import digest_of
 from videotune.exporter.lora_extract import extract
 from videotune.exporter.lora_target import FORM_KINDS, Target
@@ -51,6 +52,60 @@ def test_every_form_becomes_every_other(
             two = named(tmp_path / form.upper(), other)
             convert(one, lora_files.file_of_form(family, two, other))
             lora_files.same_deltas(lora_files.deltas_of(family, two), wanted)
+
+
+ATTENTION = "blocks.0.attn1.to_q"
+FORM_NAMES = {
+    "diffusers": [f"transformer.{ATTENTION}.lora_{part}.weight" for part in "AB"],
+    "peft": [f"base_model.model.{ATTENTION}.lora_{part}.weight" for part in "AB"],
+    "comfyui": [
+        "diffusion_model.blocks.0.self_attn.q.alpha",
+        "diffusion_model.blocks.0.self_attn.q.lora_A.weight",
+        "diffusion_model.blocks.0.self_attn.q.lora_B.weight",
+    ],
+    "kohya": [
+        "lora_unet_blocks_0_self_attn_q.alpha",
+        "lora_unet_blocks_0_self_attn_q.lora_down.weight",
+        "lora_unet_blocks_0_self_attn_q.lora_up.weight",
+    ],
+}
+
+
+@pytest.mark.parametrize("form", FORM_NAMES)
+def test_programs_know_a_form_by_its_names(
+    form: str, family: Any, tmp_path: Path
+) -> None:
+    source, out = tmp_path / "a.safetensors", named(tmp_path, form)
+    lora_files.peft_file(family, source, 2.0, [r"blocks\.0\.attn1\.to_q"])
+    convert(source, lora_files.file_of_form(family, out, form))
+    file = out / "adapter_model.safetensors" if form == "peft" else out
+    assert sorted(load_file(file)) == FORM_NAMES[form]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_converted_file_keeps_its_dtype_and_a_calculated_one_is_float32(
+    dtype: torch.dtype, family: Any, tmp_path: Path
+) -> None:
+    source, out = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    lora_files.peft_file(family, source, targets="attention")
+    save_file({name: x.to(dtype) for name, x in load_file(source).items()}, source)
+    convert(source, lora_files.file_of_form(family, out))
+    assert {value.dtype for value in load_file(out).values()} == {dtype}
+
+    cut = tmp_path / "c.safetensors"
+    resize(source, 2, 0.0, lora_files.file_of_form(family, cut))
+    assert {value.dtype for value in load_file(cut).values()} == {torch.float32}
+
+
+def test_a_dora_is_sent_to_the_export_for_comfyui(family: Any, tmp_path: Path) -> None:
+    """ComfyUI's magnitudes need the base's weights, which a conversion does not read."""
+    source = tmp_path / "a.safetensors"
+    _, state = network_with_adapter(family, "DORA")
+    export_lora(family, "diffusers", state, 2.0, source, {})
+    for form in ("comfyui", "kohya"):
+        target = lora_files.file_of_form(family, tmp_path / "b.safetensors", form)
+        with pytest.raises(VideotuneError, match=f"--to {form}: DORA .* export RUN"):
+            convert(source, target)
 
 
 @pytest.mark.parametrize("name", lora_files.FAMILIES)
