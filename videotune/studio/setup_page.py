@@ -69,6 +69,7 @@ from videotune.studio.projects import Project, draft
 from videotune.studio.setting_values import describe_values
 from videotune.studio.sound_settings import base_model_of, prompt_files, shown_fields
 from videotune.studio.start_questions import ask_before_start
+from videotune.studio.starting_values import follow_model
 from videotune.studio.this_computer import (
     card_elsewhere,
     hours_here,
@@ -380,6 +381,7 @@ def fact(page: CurrentPage, form: PostedForm) -> Response:
             return json_reply(conflict, 409)
         if key == "preset" and new_text != current_text:
             new_facts["earlier_values"] = values_before_change(current)
+            follow_model(current, new_facts["preset"])
         projects.update(current, **new_facts)
     return _with_version(json_reply({"key": key, "now": new_text}), project)
 

@@ -8,7 +8,8 @@ document.addEventListener("DOMContentLoaded", () => {
 
   // --- the grid: filter, refresh -------------------------------------------------------------------------------------
   const staying = new Set();  // clips captioned under this filter: they keep their tiles until it is chosen anew
-  const filterQuery = () => ({ q: $("find").value, state: $("state").value });
+  let aside = new URLSearchParams(location.search).get("aside") ?? "";  // the page says how to keep clips aside, until the filter is chosen anew
+  const filterQuery = () => ({ q: $("find").value, state: $("state").value, ...(aside && { aside }) });
   const query = () => (staying.size ? { ...filterQuery(), stay: [...staying].join("\n") } : filterQuery());
   const options = {
     morphStyle: "innerHTML",
@@ -35,7 +36,7 @@ document.addEventListener("DOMContentLoaded", () => {
   }
   let typing = 0;
   function filter() {
-    staying.clear();
+    staying.clear(); aside = "";
     const words = new URLSearchParams(Object.entries(filterQuery()).filter(([, value]) => value));
     history.replaceState(null, "", words.size ? `?${words}` : location.pathname);
     all = false; refresh(true);
