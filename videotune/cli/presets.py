@@ -50,7 +50,10 @@ def list_presets(card: PresetCard = None) -> dict[str, Any] | None:
         rows.append([*cells, f"{memory} GB" if memory else "any", _download(name)])
     columns = ["preset", "model", "trains", "card", "base model"]
     print_table("presets", columns, rows)
-    tell("Memory is calculated, see `videotune plan`. The base model is a download.")
+    tell(
+        "The card is the one that a preset is made for; it may fit a smaller one. Memory is "
+        "calculated, see `videotune plan`. The base model is a download."
+    )
     for note in motion_notes(preset_names()):
         tell(note)
     tell("`videotune presets list --card NAME`: which of them fit your card.")
@@ -61,7 +64,13 @@ def list_presets(card: PresetCard = None) -> dict[str, Any] | None:
 def _list_for_card(text: str) -> dict[str, Any]:
     """Print the presets with their fit on a card, those that fit first."""
     from videotune.planner.gpus import memory_or_card
-    from videotune.planner.preset_fits import fit_of, fit_words, rank_of
+    from videotune.planner.preset_fits import (
+        FIT_BASIS,
+        TIGHT_MEANING,
+        fit_of,
+        fit_words,
+        rank_of,
+    )
 
     card = memory_or_card(text)
     gigabytes = card if isinstance(card, float) else card.vram / 2**30
@@ -77,8 +86,9 @@ def _list_for_card(text: str) -> dict[str, Any]:
     columns = ["preset", f"on {name}", "hours", "base model"]
     print_table("presets", columns, rows)
     tell(
-        f"Calculated for clips of eight seconds on known cards of such memory, without "
-        f'the host memory, not measured; for your clips: videotune plan CLIPS --preset NAME --card "{name}"'
+        f'"fits" is {FIT_BASIS}; "is tight": {TIGHT_MEANING}. Hours are those of known '
+        "cards of such memory. For your clips: videotune plan CLIPS --preset NAME "
+        f'--card "{name}"'
     )
     for note in motion_notes(presets):
         tell(note)

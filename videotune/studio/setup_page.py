@@ -4,6 +4,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -279,14 +280,42 @@ def gallery(page: PageContext) -> str:
         own=own_presets,
         damaged=damaged_presets,
         families=families,
-        larger=model_choices.smallest_larger(families, card),
+        has_too_large=model_choices.has_too_large(families, card),
         first=first,
         card=card,
         card_groups=model_choices.card_groups(),
         found=gpu.list_gpus(),
         hours=hours if hours.get("card") == card.name else {},
-        is_computing=plan_server.is_computing(studio_file(project, "hours")),
+        progress=_hours_progress(project, card, hours),
         unusable=_unusable_clips(project),
+    )
+
+
+@dataclass(frozen=True)
+class HoursProgress:
+    """How far the hours of all presets are calculated."""
+
+    done: int
+    total: int
+    is_computing: bool
+
+
+def _hours_progress(
+    project: Project, card: model_choices.ChosenCard, answer: Mapping[str, Any]
+) -> HoursProgress:
+    """Return how far the hours are for the present settings.
+
+    Args:
+        project: the project.
+        card: its card.
+        answer: the answer of the plan server so far, perhaps to an older question.
+    """
+    question = _hours_question(project, card)
+    is_same_question = answer.get("key") == plan_server.key_of(question)
+    return HoursProgress(
+        done=len(answer.get("presets", {})) if is_same_question else 0,
+        total=len(question["presets"]),
+        is_computing=plan_server.is_computing(studio_file(project, "hours")),
     )
 
 
@@ -484,7 +513,15 @@ def _request_hours(project: Project) -> None:
     if not card.gigabytes:
         raise VideotuneError("name your card first: hours depend on it")
 
-    question = plan_question(
+    question = _hours_question(project, card)
+    plan_server.request_answer(studio_file(project, "hours"), question)
+
+
+def _hours_question(
+    project: Project, card: model_choices.ChosenCard
+) -> Mapping[str, Any]:
+    """Return the question for the hours of all presets on a card."""
+    return plan_question(
         project,
         "hours",
         presets=model_choices.sizes_to_time(card, project.preset),
@@ -492,4 +529,3 @@ def _request_hours(project: Project) -> None:
         card_name=card.name,
         longest=HOURS_TIMEOUT,
     )
-    plan_server.request_answer(studio_file(project, "hours"), question)
