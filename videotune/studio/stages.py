@@ -179,8 +179,9 @@ def _run_stages(page: PageContext) -> Iterator[Stage]:
         yield _older_result(names[0], state[0])
         return
 
-    # The run has made its own plan at its start, so nobody waits for this one.
-    text = plan.text if plan.state == "done" else f"{names[0]} made its own"
+    # A run makes its own plan at its start, so nobody waits for this one.
+    own_plan = "makes its own when it starts" if state[3] == "queued" else "made its own"
+    text = plan.text if plan.state == "done" else f"{names[0]} {own_plan}"
     yield Stage("plan", "done", text, plan.page)
     yield from _stages_of_run(names[0], state)
 
