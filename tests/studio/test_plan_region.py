@@ -19,9 +19,9 @@ from videotune.studio import (
     gpu,
     model_choices,
     plan_server,
+    preset_hours,
     project_plan,
     projects,
-    setup_page,
 )
 from videotune.text import duration
 
@@ -388,7 +388,7 @@ def test_the_hours_say_how_many_of_how_many_are_calculated(
     projects.update(cats, card="RTX 4090")
     cats = projects.find_project(cats.folder.parent, cats.folder.name)
     card = model_choices.chosen_card(cats.facts)
-    question = setup_page._hours_question(cats, card)
+    question = preset_hours.question(cats, card)
     monkeypatch.setattr(plan_server, "is_computing", lambda out, key="": is_computing)
 
     def shown(answer: dict[str, Any]) -> str:

@@ -13,7 +13,13 @@ from videotune.config.nested_keys import flatten
 from videotune.errors import VideotuneError
 from videotune.files import read_json
 from videotune.planner.gpus import Card, cards, memory_or_card
-from videotune.planner.preset_fits import DRIVER_SHARE, PresetFit, fit_of
+from videotune.planner.preset_fits import (
+    DRIVER_SHARE,
+    FIT_BASIS,
+    TIGHT_MEANING,
+    PresetFit,
+    fit_of,
+)
 from videotune.presets.shipped import (
     preset_about,
     preset_card,
@@ -31,6 +37,9 @@ METHODS = {
     "EMBEDDING": "a new word (embedding)",
 }
 """What a preset trains, in the words of the page."""
+
+FIT_MEANINGS = {"fits": FIT_BASIS, "tight": TIGHT_MEANING}
+"""What the badges of sizes mean, in the words of ``presets list --card``."""
 
 MAX_CARD_LETTERS = 80
 """Letters of a typed card that are read."""

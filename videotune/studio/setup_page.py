@@ -4,7 +4,6 @@ import re
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -24,6 +23,7 @@ from videotune.studio import (
     header,
     model_choices,
     plan_server,
+    preset_hours,
     projects,
     queue_page,
     run_cards,
@@ -65,7 +65,7 @@ from videotune.studio.own_presets import (
     save_own_preset,
 )
 from videotune.studio.preview_outlook import count_captions
-from videotune.studio.project_plan import plan_answer, plan_file, plan_question
+from videotune.studio.project_plan import plan_answer, plan_file
 from videotune.studio.projects import Project, draft
 from videotune.studio.setting_values import describe_values
 from videotune.studio.sound_settings import base_model_of, prompt_files, shown_fields
@@ -103,9 +103,6 @@ routes = APIRouter()
 
 UNFOLDED_NOTES = ("caption_reading", "frame_count", "few_validations")
 """Codes of the plan's notes that stand open on the page; the others are folded."""
-
-HOURS_TIMEOUT = 9000.0
-"""Seconds that the hours of all presets may take."""
 
 VERSION_HEADER = "VT-Settings"
 """Header of an answer: the version of the settings that it has made."""
@@ -286,36 +283,8 @@ def gallery(page: PageContext) -> str:
         card_groups=model_choices.card_groups(),
         found=gpu.list_gpus(),
         hours=hours if hours.get("card") == card.name else {},
-        progress=_hours_progress(project, card, hours),
+        progress=preset_hours.progress(project, card, hours),
         unusable=_unusable_clips(project),
-    )
-
-
-@dataclass(frozen=True)
-class HoursProgress:
-    """How far the hours of all presets are calculated."""
-
-    done: int
-    total: int
-    is_computing: bool
-
-
-def _hours_progress(
-    project: Project, card: model_choices.ChosenCard, answer: Mapping[str, Any]
-) -> HoursProgress:
-    """Return how far the hours are for the present settings.
-
-    Args:
-        project: the project.
-        card: its card.
-        answer: the answer of the plan server so far, perhaps to an older question.
-    """
-    question = _hours_question(project, card)
-    is_same_question = answer.get("key") == plan_server.key_of(question)
-    return HoursProgress(
-        done=len(answer.get("presets", {})) if is_same_question else 0,
-        total=len(question["presets"]),
-        is_computing=plan_server.is_computing(studio_file(project, "hours")),
     )
 
 
@@ -490,7 +459,7 @@ def change(act: str, page: CurrentPage, form: PostedForm) -> Response:
     elif act == "forget":
         shutil.rmtree(foreign_folder(project), ignore_errors=True)
     elif act == "hours":
-        _request_hours(project)
+        preset_hours.request(project)
     elif act == "stop-hours":
         plan_server.stop(studio_file(project, "hours"))
     elif act == "keep-values":
@@ -505,27 +474,3 @@ def change(act: str, page: CurrentPage, form: PostedForm) -> Response:
     else:
         raise VideotuneError(f"the page Setup has no action {act[:40]}")
     return _with_version(reply(), project)
-
-
-def _request_hours(project: Project) -> None:
-    """Start computing the hours of all presets, those that may fit the card first."""
-    card = model_choices.chosen_card(project.facts)
-    if not card.gigabytes:
-        raise VideotuneError("name your card first: hours depend on it")
-
-    question = _hours_question(project, card)
-    plan_server.request_answer(studio_file(project, "hours"), question)
-
-
-def _hours_question(
-    project: Project, card: model_choices.ChosenCard
-) -> Mapping[str, Any]:
-    """Return the question for the hours of all presets on a card."""
-    return plan_question(
-        project,
-        "hours",
-        presets=model_choices.sizes_to_time(card, project.preset),
-        config={"datasets": projects.datasets(project), "missing_caption": "empty"},
-        card_name=card.name,
-        longest=HOURS_TIMEOUT,
-    )

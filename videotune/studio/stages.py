@@ -180,7 +180,9 @@ def _run_stages(page: PageContext) -> Iterator[Stage]:
         return
 
     # A run makes its own plan at its start, so nobody waits for this one.
-    own_plan = "makes its own when it starts" if state[3] == "queued" else "made its own"
+    own_plan = (
+        "makes its own when it starts" if state[3] == "queued" else "made its own"
+    )
     text = plan.text if plan.state == "done" else f"{names[0]} {own_plan}"
     yield Stage("plan", "done", text, plan.page)
     yield from _stages_of_run(names[0], state)
