@@ -192,7 +192,9 @@ def _with_moved_start_image(
 ) -> CheckedClip:
     """Return the row of a check with its start image where it is now."""
     place = place_by_original.get(checked_row.get("start_image") or "")
-    return {**checked_row, "start_image": place} if place else checked_row
+    if not place:
+        return checked_row
+    return {**checked_row, "start_image": place}
 
 
 def _take_shared_warnings(rows: Mapping[str, ClipRow]) -> tuple[SharedWarning, ...]:
