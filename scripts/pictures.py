@@ -93,7 +93,8 @@ def main() -> None:
     arguments = parser.parse_args()
     work = arguments.work.resolve()
     out = arguments.out
-    work.mkdir(parents=True, exist_ok=True)
+    for folder in (work, out):
+        folder.mkdir(parents=True, exist_ok=True)
 
     demo = work / "demo"
     videotune(work, "demo", "--out", demo.name)

@@ -12,7 +12,11 @@ from tests.support.reports import attributes, config, full_run, write_file
 from videotune.config.data_schema import Dataset
 from videotune.errors import VideotuneError
 from videotune.reporter import outcome
-from videotune.reporter.comparison import comparison_table, write_comparison
+from videotune.reporter.comparison import (
+    BEST_FIRST,
+    comparison_table,
+    write_comparison,
+)
 from videotune.reporter.read import read_run
 
 
@@ -254,6 +258,14 @@ def test_results_come_first_then_previews_then_many_settings(
     assert ("Settings that differ" in page) == (num_keys > 1)
     if num_keys > 1:
         assert page.index("The same prompts") < page.index("Settings that differ")
+    assert page.count(BEST_FIRST) == (3 if num_keys > 1 else 2), "above each of them"
+
+
+def test_the_terminal_says_in_which_order_its_columns_are(
+    runs: list[Path], capsys: Printed
+) -> None:
+    assert run("compare", *runs) == 0
+    assert BEST_FIRST in " ".join(capsys.readouterr().out.split())
 
 
 def test_an_error_of_another_step_than_the_recommended_says_which(

@@ -446,6 +446,7 @@ def test_the_use_of_the_file_is_shown_in_code(tmp_path: Path) -> None:
         "pipe.load_lora_weights('export/x-step-9.safetensors')",
         "pipe( 'a zorble moves left', num_frames=9, height=32, width=48, guidance_scale=2, num_inference_steps=20,",
         "generator=torch.Generator('cpu').manual_seed(42), ).frames[0]",
+        "# pip install torch diffusers transformers sentencepiece ftfy peft imageio imageio-ffmpeg "
         "import torch from diffusers import SomePipeline from diffusers.utils import export_to_video",
         "export_to_video(video, 'video.mp4', fps=16)",
     ):
@@ -652,9 +653,31 @@ def test_without_a_verdict_the_outcome_repeats_what_the_metrics_say(
     assert sentence in outcome
     assert "nothing else warns" not in outcome
 
-    reports.write_journal(tmp_path, [reports.start(), reports.step(1), verdict, save])
+
+@pytest.mark.parametrize(
+    ("held_out", "budget", "sentence"),
+    [
+        (0.9, 0, "if that on held-out clips rises"),
+        (0.9, 0.1, "if that on held-out clips rises"),
+        (None, 0.1, "none is measured yet"),
+        (None, 0, "so nothing else warns of copying"),
+    ],
+)
+def test_what_warns_of_copying_is_that_of_the_run(
+    tmp_path: Path, held_out: float | None, budget: float, sentence: str
+) -> None:
+    verdict = {"kind": "verdict", "time": 1.0, "step": 250, "verdict": None}
+    verdict |= {"reason": "a verdict takes three validations"}
+    records = [reports.start(), reports.step(1)]
+    records += [reports.reading(step, held_out, 0.8) for step in (0, 250)]
+    records += [verdict, {"kind": "save", "step": 250, "path": "x"}]
+    reports.write_journal(tmp_path, records)
+    config = reports.config()
+    config["settings"]["sample_metrics"] = {"budget": budget}
+    reports.write_file(tmp_path, "config.json", config)
     outcome = reports.part(reports.report(tmp_path), "verdict")
-    assert "nothing else warns" in outcome
+    assert sentence in outcome
+    assert ("nothing else warns" in outcome) == (held_out is None and not budget)
 
 
 def test_the_outcome_links_to_where_a_faulty_sample_is_marked(tmp_path: Path) -> None:

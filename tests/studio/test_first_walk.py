@@ -2,6 +2,7 @@
 what it does, and a figure says what it is.
 """
 
+import html
 import json
 import os
 import re
@@ -11,10 +12,13 @@ from typing import Any
 
 import pytest
 
+from tests.support.command_line import run as run_command
 from tests.support.job_folders import ended_job, write_heartbeat
 from tests.support.reports import full_run, visible_text, write_file
 from tests.support.studio_fuzz import PLAN
+from videotune.errors import DONE
 from videotune.files import write_json
+from videotune.planner.preset_fits import FIT_BASIS
 from videotune.queue import jobs
 from videotune.studio import (
     form,
@@ -154,15 +158,46 @@ def test_captions_for_previews_are_counted_only_if_there_are_some(
 def test_badges_and_their_legend_have_the_memory_of_the_card(client: Any) -> None:
     listed = client.get("/models", params={"card": "RTX 4090"}).text
     legend = listed.split("fit-words")[1].split("</p>")[0]
-    assert ">24 GB, fits<" in legend
-    assert ">32 GB, may fit<" in legend, "the smallest class above the card's"
+    assert ">fits 24 GB<" in legend
+    assert FIT_BASIS in html.unescape(legend)
+    assert ">needs more than 24 GB<" in legend
     assert "no card" not in legend
-    assert 'class="badge bad"' not in listed, "nothing is known not to fit"
-    assert '<span class="badge care">48 GB, may fit</span>' in listed
+    assert "GB, may fit" not in listed
 
     largest = client.get("/models", params={"card": "other", "vram": "400"}).text
-    assert "GB, may fit" not in largest
+    assert "needs more than" not in largest
     assert "fit-words" not in client.get("/models").text, "no card, no legend"
+
+
+@pytest.mark.parametrize("gigabytes", [8, 12, 24])
+def test_the_studio_and_the_terminal_say_the_same_of_a_card(
+    client: Any, capsys: pytest.CaptureFixture[str], gigabytes: int
+) -> None:
+    """A model of a class far above the card does not "may fit": both read one table."""
+    listed = client.get(
+        "/models", params={"card": "other", "vram": str(gigabytes)}
+    ).text
+    badge_by_preset = {}
+    for row in listed.split('<label class="size"')[1:]:
+        presets = re.findall(r'value="([^"]+)"', row)
+        badges = re.findall(r'class="badge[^>]*>([^<]*)<', row)
+        if presets:  # none for "choose later"
+            badge_by_preset[presets[0]] = badges[-1]
+
+    assert (
+        run_command("presets", "list", "--card", f"{gigabytes} GB", json=True) == DONE
+    )
+    fits = json.loads(capsys.readouterr().out)["fits"]
+    assert badge_by_preset.keys() == fits.keys()
+    words = {
+        "fits": f"fits {gigabytes} GB",
+        "is tight": f"tight on {gigabytes} GB",
+        "does not fit": f"needs more than {gigabytes} GB",
+        "any machine": "any computer",
+    }
+    for preset, fit in fits.items():
+        assert badge_by_preset[preset] == words[fit], preset
+    assert badge_by_preset["wan 2.2 Finetune"] == f"needs more than {gigabytes} GB"
 
 
 def test_models_say_their_download_and_sizes_how_they_differ(client: Any) -> None:

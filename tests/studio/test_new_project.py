@@ -116,11 +116,11 @@ def test_models_are_ordered_by_their_fit(client: Any) -> None:
         (0.0, 24, None),
     ],
 )
-def test_a_size_fits_the_cards_that_it_is_for(
+def test_a_size_is_made_for_the_cards_of_its_class(
     memory: float, needs: int, fits: bool | None
 ) -> None:
     size = model_choices.ModelSize("x", "5B, LoRA", "x", "", "", "", needs)
-    assert size.fits(ChosenCard("a card", memory)) is fits
+    assert size.is_made_for(ChosenCard("a card", memory)) is fits
 
 
 def test_hours_are_of_all_presets_and_begin_with_those_that_may_fit() -> None:

@@ -17,7 +17,9 @@ from videotune.studio import (
     far_values,
     form,
     gpu,
+    model_choices,
     plan_server,
+    preset_hours,
     project_plan,
     projects,
 )
@@ -333,8 +335,8 @@ def test_a_memory_alone_has_the_times_of_example_cards(
 @pytest.mark.parametrize(
     ("answered", "badge", "is_shown"),
     [
-        ({}, "16 GB, may fit", "no"),
-        ({"words": "cannot be planned"}, "16 GB, may fit", "no"),
+        ({}, "fits 12 GB", "yes"),
+        ({"words": "cannot be planned"}, "fits 12 GB", "yes"),
         ({"fits": False, "hours": None}, "does not fit", "no"),
         ({"fits": True, "verdict": "fits", "hours": 9.0}, "fits", "yes"),
         ({"fits": True, "verdict": "tight", "hours": 9.0}, "tight", "yes"),
@@ -374,6 +376,36 @@ def test_hours_are_stopped_and_keep_what_is_there(
         assert client.post(f"{SETUP}/stop-hours").status_code == 204
         worker[out].join(60)
     assert not plan_server.is_computing(out)
+
+
+@pytest.mark.parametrize("is_computing", [True, False])
+def test_the_hours_say_how_many_of_how_many_are_calculated(
+    client: Any,
+    cats: projects.Project,
+    monkeypatch: pytest.MonkeyPatch,
+    is_computing: bool,
+) -> None:
+    projects.update(cats, card="RTX 4090")
+    cats = projects.find_project(cats.folder.parent, cats.folder.name)
+    card = model_choices.chosen_card(cats.facts)
+    question = preset_hours.question(cats, card)
+    monkeypatch.setattr(plan_server, "is_computing", lambda out, key="": is_computing)
+
+    def shown(answer: dict[str, Any]) -> str:
+        monkeypatch.setattr(plan_server, "read_answer", lambda out: answer)
+        text = (
+            client.get(SETUP).text.partition('id="cards"')[2].partition("</section>")[0]
+        )
+        return re.sub(r"<[^>]+>", " ", text)
+
+    of_all = f"of {len(question['presets'])} calculated"
+    older = {"key": "another question", "presets": {"toy": {}}, "total": 1}
+    now = {"key": plan_server.key_of(question), "presets": {"toy": {}}}
+    assert (f"0 {of_all}" in shown({})) == is_computing, "before the first answer"
+    assert (f"0 {of_all}" in shown(older)) == is_computing
+    assert f"1 {of_all}" in shown(now)
+    assert ("Stop" in shown(now)) == is_computing
+    assert ("Calculate the others" in shown(now)) != is_computing
 
 
 def test_a_warning_of_most_clips_is_said_once(tmp_path: Path) -> None:

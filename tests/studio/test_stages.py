@@ -15,11 +15,13 @@ import pytest
 
 from tests.support.reports import full_run, visible_text, write_file
 from tests.support.studio_fuzz import PLAN
+from videotune.queue import entries
 from videotune.studio import (
     gpu,
     plan_server,
     project_plan,
     projects,
+    queue_page,
     stages,
     this_computer,
 )
@@ -177,6 +179,17 @@ def test_a_run_that_has_ended_offers_its_result(
     assert action_of(cats) == "See the plan"
     assert stages_of(cats)["run"].state == "open"
     assert stages_of(cats)["run"].text == "settings changed since run-1"
+
+
+def test_a_run_that_waits_has_not_made_its_plan_yet(
+    cats: Project, small_clips: Path
+) -> None:
+    add_clip(cats, small_clips, "a ball")
+    projects.update(cats, preset="toy")
+    queue = queue_page.queue_folder(cats.folder.parent)
+    entries.add(queue, "cats--run-1", {}, cats.folder / "runs" / "run-1")
+    assert stages_of(cats)["run"].text == "run-1: queued"
+    assert stages_of(cats)["plan"].text == "run-1 makes its own when it starts"
 
 
 def test_a_run_of_another_model_is_not_that_of_the_settings(

@@ -134,9 +134,6 @@ def _config_for(
     card: ChosenCard,
 ) -> str:
     """Return the config of the answers as YAML."""
-    from videotune.models.base_model import comfyui_reads_otherwise
-
-    base_model = str(read_preset(preset)["base_model_name"])
     config = config_of(
         purpose,
         preset,
@@ -146,7 +143,6 @@ def _config_for(
         prior=prior,
         card=card.gigabytes,
         card_name=card.name,
-        reads_as_authors=comfyui_reads_otherwise(base_model),
     )
     if card.gigabytes and preset_card(preset):
         return f"{card_line(card.option)}\n{config}"

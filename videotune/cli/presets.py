@@ -51,8 +51,9 @@ def list_presets(card: PresetCard = None) -> dict[str, Any] | None:
         rows.append([name, display_name(name), card_memory, _download(name)])
     print_table("presets", ["preset", "model", "card", "download"], rows)
     tell(
-        "The card's memory is calculated, see `videotune plan`. Finetune trains all weights, "
-        f"Embedding new tokens, the others a LoRA. {DOWNLOAD_NOTE}"
+        "The card is the one that a preset is made for; it may fit a smaller one. Memory is "
+        "calculated, see `videotune plan`. Finetune trains all weights, Embedding new tokens, "
+        f"the others a LoRA. {DOWNLOAD_NOTE}"
     )
     for note in motion_notes(preset_names()):
         tell(note)
@@ -64,7 +65,13 @@ def list_presets(card: PresetCard = None) -> dict[str, Any] | None:
 def _list_for_card(text: str) -> dict[str, Any]:
     """Print the presets with their fit on a card, those that fit first."""
     from videotune.planner.gpus import memory_or_card
-    from videotune.planner.preset_fits import fit_of, fit_words, rank_of
+    from videotune.planner.preset_fits import (
+        FIT_BASIS,
+        TIGHT_MEANING,
+        fit_of,
+        fit_words,
+        rank_of,
+    )
 
     card = memory_or_card(text)
     gigabytes = card if isinstance(card, float) else card.vram / 2**30
@@ -80,9 +87,9 @@ def _list_for_card(text: str) -> dict[str, Any]:
     columns = ["preset", f"on {name}", "hours", "download"]
     print_table("presets", columns, rows)
     tell(
-        f"Calculated for clips of eight seconds on known cards of such memory, without "
-        f'the host memory, not measured; for your clips: videotune plan CLIPS --preset NAME --card "{name}". '
-        f"{DOWNLOAD_NOTE}"
+        f'"fits" is {FIT_BASIS}; "is tight": {TIGHT_MEANING}. Hours are those of known '
+        "cards of such memory. For your clips: videotune plan CLIPS --preset NAME "
+        f'--card "{name}". {DOWNLOAD_NOTE}'
     )
     for note in motion_notes(presets):
         tell(note)

@@ -188,6 +188,7 @@ def show_runs(
     Raises VideotuneError for options that only one run has.
     """
     from videotune.commands.compare_runs import compare_runs
+    from videotune.reporter.comparison import BEST_FIRST
 
     for name, value in options.items():
         if value not in (None, []):
@@ -211,7 +212,9 @@ def show_runs(
     names = [row["name"] for row in comparison.rows]
     print_table("runs", ["", *names], rows)
 
-    if not any(row["held_out"] for row in comparison.rows):
+    if any(row["held_out"] for row in comparison.rows):
+        tell(BEST_FIRST)
+    else:
         tell(
             "No clip is held out, so no figure shows which run copies less. The error on training "
             "clips is a share of the base model's: it shows how much a run has learnt."

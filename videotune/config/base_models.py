@@ -1,5 +1,5 @@
 """What is known of published base models without a network: the size of their download,
-their licence, and the files that ComfyUI loads them from.
+their licence, the files that ComfyUI loads them from, and how it reads captions.
 """
 
 from collections.abc import Mapping
@@ -67,3 +67,14 @@ def comfyui_files(base_model: str) -> list[str]:
     """
     files: list[str] = _table().get(base_model, {}).get("comfyui", [])
     return files
+
+
+def starting_keys(base_model: str) -> dict[str, Any]:
+    """Return the keys that a new config or project of a base model begins with.
+
+    Captions are read as the model's authors and ComfyUI read them, where diffusers reads
+    them differently.
+    """
+    if _table().get(base_model, {}).get("comfyui_reads_otherwise", False):
+        return {"text_encoder": {"convention": "authors"}}
+    return {}

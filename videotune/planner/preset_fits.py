@@ -20,6 +20,15 @@ TABLE = Path(__file__).with_name("preset_fits.json")
 CLASSES = (8, 12, 16, 24, 32, 48, 80, 180)
 """GB of the cards that presets are planned for."""
 
+FIT_BASIS = (
+    "calculated, not measured, for clips of eight seconds in 1280x720: with the memory "
+    "that should stay free on the card, and with what the run keeps in the computer's "
+    "own memory instead, which is not checked here"
+)
+"""What "fits" counts, wherever this table is shown."""
+
+TIGHT_MEANING = "fits if nothing else uses the card"
+
 DRIVER_SHARE = 1.08
 """Drivers report up to so much less memory than a card is sold with."""
 

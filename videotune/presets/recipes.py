@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from videotune.config.base_models import starting_keys
 from videotune.config.nested_keys import flatten, merge, unflatten
 from videotune.errors import VideotuneError, did_you_mean
 from videotune.files import read_json
@@ -246,8 +247,6 @@ def config_of(
     prior: str | None = None,
     card: int | None = None,
     card_name: str = "",
-    *,
-    reads_as_authors: bool = False,
 ) -> str:
     """Return a config as YAML, with the reason and source of each value as comments.
 
@@ -260,7 +259,6 @@ def config_of(
         prior: Clips for which the base model's predictions are preserved.
         card: Memory of the card in GB, if it is known.
         card_name: The card's name, if it is known.
-        reads_as_authors: Read captions as ComfyUI does, where that differs.
 
     Raises:
         VideotuneError: The purpose is unknown.
@@ -287,8 +285,7 @@ def config_of(
     keys = merge(keys, unflatten(values))
     is_small = clips < SMALL
     keys["epochs"] = chosen["small" if is_small else "large"]
-    if reads_as_authors:
-        keys = merge(keys, {"text_encoder": {"convention": "authors"}})
+    keys = merge(keys, starting_keys(str(keys["base_model_name"])))
     keys, reasons = _fit_card(keys, reasons, preset, card)
     keys, reasons = _fit_intervals(keys, reasons, clips, preset_steps)
 

@@ -25,6 +25,9 @@ table, below the previews.
 MOST_CHARACTERS_BESIDE = 24
 """Characters of a value in the table of results."""
 
+BEST_FIRST = "The run with the lowest error on held-out clips comes first."
+"""The order of runs, wherever they are compared; without that error they keep theirs."""
+
 STROKES = ("one", "two", "three", "four")
 
 LOCATION_SETTINGS = ("output_model_destination", "cache_dir")
@@ -63,6 +66,7 @@ def write_comparison(folders: Sequence[Path], path: Path) -> Path:
         waiting=waiting,
         is_short=_fits_beside_results(rows),
         previews=shared_previews(runs, path.parent),
+        best_first=BEST_FIRST,
     )
     write_text(path, contents)
     return path

@@ -274,6 +274,7 @@ def use(run: Run, *, is_shared: bool = False) -> dict[str, Any]:
 
     previews = run.of_kind("sample")
     folder = run.folder.resolve().name if is_shared else str(run.folder)
+    sound = sound_use(run, pipelines, shlex.quote(folder))
     chapter = {
         "absent": "",
         "trigger": ", ".join(_triggers(run)),
@@ -300,7 +301,8 @@ def use(run: Run, *, is_shared: bool = False) -> dict[str, Any]:
         "folder": folder,
         "is_shared": is_shared,
         "conditions": conditions(run, shlex.quote(folder)),
-        **sound_use(run, pipelines, shlex.quote(folder)),
+        **sound,
+        "install": _install_command(lines, has_sound=bool(sound["sound_rate"])),
         **_differences_of_call(pipelines),
         "given": None,
         "with_first_frame": None,
@@ -320,6 +322,20 @@ def use(run: Run, *, is_shared: bool = False) -> dict[str, Any]:
             "takes_image": True,
         }
     return chapter
+
+
+def _install_command(lines: Sequence[str], *, has_sound: bool) -> str:
+    """Return the command that installs what the code of diffusers imports.
+
+    Args:
+        lines: the code that loads the files.
+        has_sound: whether it writes a video with sound.
+    """
+    packages = ["torch", "diffusers", "transformers", "sentencepiece", "ftfy"]
+    if any("load_lora" in line for line in lines):
+        packages.append("peft")
+    packages += ["av"] if has_sound else ["imageio", "imageio-ffmpeg"]
+    return f"pip install {' '.join(packages)}"
 
 
 def _triggers(run: Run) -> list[str]:

@@ -199,6 +199,8 @@ def verdict(run: Run) -> dict[str, Any]:
         "absent": absent,
         "demo": run.demo,
         "changes": [] if run.demo else _error_changes(run),
+        "has_held_out": bool(run.held_out_losses),
+        "measures_samples": _measures_samples(run),
         "kept": kept_figures(run),
         "remark": "" if step is None else remark_at(run.journal, step),
         "faulty_kinds": [] if step is None else faulty_kinds(run.journal, step),
@@ -213,6 +215,11 @@ def verdict(run: Run) -> dict[str, Any]:
         "why": why,
         "files": exported_files,
     }
+
+
+def _measures_samples(run: Run) -> bool:
+    """Whether the settings of a run let it compare samples with its clips."""
+    return bool(number(run.setting("sample_metrics", "budget")))
 
 
 def _is_complete(run: Run) -> bool:

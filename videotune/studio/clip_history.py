@@ -26,6 +26,20 @@ MAX_HISTORY_BYTES = 64_000_000
 
 HistoryLine = CaptionChange | ClipMove
 
+CLOCK_STEP = 0.001
+"""Seconds by which the recorded time of a move may be before the move, as it is rounded."""
+
+
+@dataclass(frozen=True)
+class MovedFile:
+    """A file that the page has moved."""
+
+    original: Path
+    """Where it was at first."""
+
+    moved_at: float
+    """When it came to where it is now, in seconds."""
+
 
 @dataclass(frozen=True)
 class Action:
@@ -66,6 +80,41 @@ def record_move(
     """Add a move of clips to the history."""
     action = {"undoes": undoes, "redoes": redoes, "time": round(time.time(), 3)}
     append(project, [{**move, **action}])
+
+
+def size(project: Project) -> int:
+    """Return the bytes of the history, which grow with each line."""
+    path = project.folder / HISTORY
+    return path.stat().st_size if path.is_file() else 0
+
+
+def moved_files(project: Project, since: float) -> dict[Path, MovedFile]:
+    """Return the files that were moved, or came back from the bin, by where they are now.
+
+    Args:
+        project: the project.
+        since: seconds; what was moved before is left out.
+    """
+    moved: dict[Path, MovedFile] = {}
+    for line in _lines(project):
+        time_of_move = line.get("time", 0.0)
+        if "files" not in line or time_of_move < since:
+            continue
+        for source, target in _moved_pairs(cast(ClipMove, line)):
+            before = moved.pop(project.folder / source, None)
+            original = before.original if before else project.folder / source
+            moved_at = time_of_move + CLOCK_STEP
+            moved[project.folder / target] = MovedFile(original, moved_at)
+    return moved
+
+
+def _moved_pairs(move: ClipMove) -> list[tuple[str, str]]:
+    """Return each file of a line before and after it; none if they went to the bin."""
+    is_undone = bool(move.get("undoes"))
+    if move["targets"]:
+        pairs = list(zip(move["files"], move["targets"], strict=False))
+        return [(target, source) for source, target in pairs] if is_undone else pairs
+    return [(name, name) for name in move["files"]] if is_undone else []
 
 
 def caption_changes(project: Project, name: str | None = None) -> list[CaptionChange]:

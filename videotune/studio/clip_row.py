@@ -1,6 +1,7 @@
 """The row of one clip in a project's table: its files, its caption, and what the last check said of it."""
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -11,8 +12,10 @@ from videotune.data.clip_file import ClipFile
 from videotune.data.file_checks import ClipProblem
 from videotune.data.remarks import code_of, with_codes
 from videotune.studio.clip_companions import companions_of, shown_path
-from videotune.studio.projects import Project, texts
+from videotune.studio.clip_history import MovedFile
+from videotune.studio.projects import HELD_OUT, Project, texts
 from videotune.studio.records import CheckedClip
+from videotune.text import reason_words
 
 LONG_CLIP_SECONDS = 20.0
 """From this length on, a clip is a long video that should be cut into scenes."""
@@ -96,7 +99,8 @@ def state_of(row: ClipRow) -> str:
     if needs_caption(row):
         return "without"
     if row["state"] != "skipped":
-        return "new"
+        # Where a clip is decides that it is not trained on, and no check changes that.
+        return "held out" if row["part"] == HELD_OUT else "new"
     is_without_caption = row["reason"] in ("missing_caption", "empty_caption")
     return "without" if is_without_caption else "unusable"
 
@@ -107,6 +111,7 @@ def row_of_clip(
     clip: ClipFile,
     checked_row: CheckedClip | None,
     checked_since: float,
+    moved: Mapping[Path, MovedFile],
 ) -> ClipRow:
     """Build the row of a clip.
 
@@ -116,15 +121,18 @@ def row_of_clip(
         clip: the clip.
         checked_row: its row in the last check, if it has one.
         checked_since: when that check started.
+        moved: the files that the page has moved since then.
     """
     companion_paths = [path for _, path in clip.companions]
-    changed = changed_ns(clip.path, clip.caption_file, *companion_paths)
+    files = [clip.path, *filter(None, [clip.caption_file]), *companion_paths]
     caption = caption_of(clip)
     row = dict(UNKNOWN)
     if checked_row:
-        row = row_of_check(str(clip.path), checked_row)
-        if changed / 1e9 > checked_since:
+        row = row_of_check(checked_row["path"], checked_row)
+        if any(_is_newer(path, checked_since, moved.get(path)) for path in files):
             row |= {"state": "new", "why": "changed since the last check"}
+        elif clip.path in moved:
+            row |= _state_in_part(row, part, str(project.folder / part))
 
     start_image = checked_row.get("start_image") if checked_row else None
     loss_mask = dict(clip.companions).get("loss_mask")
@@ -138,12 +146,36 @@ def row_of_clip(
         "companions": companions_of(project, clip, start_image),
         "part": part,
         "caption": caption,
-        "changed": changed,
+        "changed": changed_ns(*files),
         "tokens": round(max(words_per_variant, default=0) * TOKENS_PER_WORD),
         "hints": lint_caption(caption, clip.path.stem) if caption else [],
         "fixed": _fixed_reason(clip),
         "caption_fixed": clip.metadata_texts is not None,
     }
+
+
+def _is_newer(path: Path, checked_since: float, moved_file: MovedFile | None) -> bool:
+    """Return whether a file has changed since a check, other than by the page's move."""
+    if moved_file is None:
+        return changed_ns(path) / 1e9 > checked_since
+    is_rewritten = _modified(path) > checked_since
+    return is_rewritten or changed_ns(path) / 1e9 > moved_file.moved_at
+
+
+def _modified(path: Path) -> float:
+    """Return when the content of a file changed last, in seconds; 0 if it is missing."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _state_in_part(row: ClipRow, part: str, folder: str) -> ClipRow:
+    """Return the state of a checked clip in the part that it was moved to."""
+    is_in_place = Path(row["path"]).is_relative_to(folder)
+    if is_in_place or row["state"] not in ("used", "held out"):
+        return {}
+    return {"state": "held out" if part == HELD_OUT else "used"}
 
 
 def _picture_of(project: Project, clip: ClipFile) -> str:
@@ -226,5 +258,5 @@ def _skip_reason(path: str, checked_row: CheckedClip) -> str:
     reason = checked_row["reason"]
     if not reason:
         return ""
-    label = texts()["reasons"].get(reason, reason)
+    label = texts()["reasons"].get(reason) or reason_words(reason)
     return f"{label}: {checked_row['detail']}".replace(f"{Path(path).parent}/", "")

@@ -2,11 +2,12 @@
 warning.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from videotune.data.remarks import RemarkCode, code_of
+from videotune.data.source_videos import HELD_OUT_NEEDED
 from videotune.studio.clip_row import ClipRow, state_of
 
 
@@ -263,6 +264,28 @@ REMEDY_BY_CODE: dict[str, Remedy] = {}
 for _remedy in REMEDIES:
     REMEDY_BY_CODE.update(dict.fromkeys(_remedy.codes, _remedy))
 
+
+@dataclass(frozen=True)
+class ReasonRemedy:
+    """What a user can do about a clip that is skipped, beside removing it."""
+
+    advice: str
+
+    setting: str = ""
+    """The setting of the page Setup that lets it be used."""
+
+
+REMEDY_BY_REASON: Mapping[str, ReasonRemedy] = {
+    "too_short": ReasonRemedy(
+        "Add a longer clip in its place, or let short clips hold their last frame "
+        "(“freeze”).",
+        "video_config.pad_short",
+    ),
+    "one_frame": ReasonRemedy("Add it as a picture, or remove it."),
+    "duplicate": ReasonRemedy("Remove it: the other one is used."),
+}
+"""By the code of the reason."""
+
 WARNINGS_OF_NOTES: Mapping[str, tuple[str, ...]] = {"slow_clips": ("repeated_frames",)}
 """By the code of a note on the whole set, the warnings of its clips that say the same."""
 
@@ -306,8 +329,19 @@ def clip_actions(row: ClipRow) -> list[str]:
     return list(dict.fromkeys(actions))
 
 
+def reason_advice(row: ClipRow) -> str:
+    """Return what to do about a clip that is skipped; empty if nothing but removing it."""
+    remedy = REMEDY_BY_REASON.get(row["reason"] or "")
+    return remedy.advice if remedy and state_of(row) == "unusable" else ""
+
+
 def clip_settings(row: ClipRow) -> list[str]:
-    """Return the settings that would mend what a clip is warned of, each once."""
+    """Return the settings that would mend what a clip is warned of or skipped for, each
+    once.
+    """
+    if state_of(row) == "unusable":
+        remedy = REMEDY_BY_REASON.get(row["reason"] or "")
+        return [remedy.setting] if remedy and remedy.setting else []
     remedies = [remedy_of(line) for line in row["warned"]]
     settings = [remedy.setting for remedy in remedies if remedy and remedy.setting]
     return list(dict.fromkeys(settings))
@@ -316,6 +350,56 @@ def clip_settings(row: ClipRow) -> list[str]:
 def state_words(row: ClipRow) -> StateWords:
     """Return how the state of a clip is named."""
     return STATES[state_of(row)]
+
+
+@dataclass(frozen=True)
+class AsideHint:
+    """What a user who chooses clips to keep aside still has to do."""
+
+    text: str
+
+    is_enough: bool
+    """Whether so many clips are kept aside that a training is checked."""
+
+
+def aside_hint(
+    rows: Collection[ClipRow], shown_rows: Collection[ClipRow]
+) -> AsideHint | None:
+    """Return what to do to keep clips aside; None if no clip that is shown can be, nor
+    one that the check has not seen yet.
+
+    Args:
+        rows: all clips.
+        shown_rows: those that the filter shows.
+    """
+    kept_aside = count_states(rows).get("held out", 0)
+    if kept_aside >= HELD_OUT_NEEDED:
+        text = (
+            f"{kept_aside} clips are kept aside: enough to check the training. Keep all "
+            "clips aside that are cut out of the same video as one of them."
+        )
+        return AsideHint(text, is_enough=True)
+
+    unchecked_rows = [row for row in rows if state_of(row) == "new"]
+    if not any(can_be_kept_aside(row) for row in (*shown_rows, *unchecked_rows)):
+        return None
+    if kept_aside:
+        text = "1 clip is kept aside. Press “Keep aside” below one more, at least"
+    else:
+        text = (
+            "Press “Keep aside” below each clip that checks the training: "
+            f"{HELD_OUT_NEEDED} or more"
+        )
+    text += (
+        ", and all clips that are cut out of the same video. They are never trained on."
+    )
+    return AsideHint(text, is_enough=False)
+
+
+def can_be_kept_aside(row: ClipRow) -> bool:
+    """Return whether the card of a clip has the button that keeps it aside."""
+    is_movable = bool(row["part"]) and not row["fixed"]
+    return is_movable and state_of(row) not in ("held out", "unusable")
 
 
 def count_states(rows: Iterable[ClipRow]) -> dict[str, int]:

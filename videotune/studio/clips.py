@@ -18,7 +18,7 @@ from videotune.data.layouts import read_folder
 from videotune.data.metadata_files import Columns
 from videotune.errors import VideotuneError
 from videotune.queue.jobs import QueuedJob, all_jobs, latest, restart, result
-from videotune.studio import projects, trash
+from videotune.studio import clip_history, projects, trash
 from videotune.studio.clip_history import new_batch
 from videotune.studio.clip_row import (
     ClipRow,
@@ -71,8 +71,8 @@ class ClipTable:
     """When each folder changed last; another time makes the table out of date."""
 
     basis: tuple[Any, ...]
-    """The check, the minute and the settings of clips of the table; other values make it
-    out of date.
+    """The check, the minute, the settings of clips and the size of the history; other
+    values make the table out of date.
     """
 
     shared: tuple[SharedWarning, ...]
@@ -97,7 +97,12 @@ def table(project: Project) -> ClipTable:
     cached = _tables.get(project.folder)
     check = latest_check(project)
     settings = projects.clip_settings(project)
-    basis = (check and check[0].folder.name, int(time.time() / 60), settings)
+    basis = (
+        check and check[0].folder.name,
+        int(time.time() / 60),
+        settings,
+        clip_history.size(project),
+    )
 
     if cached is not None and cached.basis == basis:
         folders = {path: changed_ns(path) for path in cached.folders}
@@ -147,14 +152,24 @@ def _read_rows(
         checked_rows = {row["path"]: row for row in check[1]["clips"]}
         checked_since = check[0].started
 
+    # What the check said of a file counts until the next one, also where the page has
+    # moved the file since.
+    moved = clip_history.moved_files(project, since=checked_since) if check else {}
+    place_by_original = {str(file.original): str(path) for path, file in moved.items()}
+
     # As the check saw them: whether an image is a start image depends on the model.
     start_images = {row.get("start_image") for row in checked_rows.values()}
     rows: dict[str, ClipRow] = {}
     for part, clip in _clip_files(project):
-        if str(clip.path) in start_images:
+        checked_path = moved[clip.path].original if clip.path in moved else clip.path
+        if str(checked_path) in start_images:
             continue
-        checked_row = checked_rows.pop(str(clip.path), None)
-        row = row_of_clip(project, part, clip, checked_row, checked_since)
+        if str(clip.path) in checked_rows:
+            checked_path = clip.path
+        checked_row = checked_rows.pop(str(checked_path), None)
+        if checked_row is not None:
+            checked_row = _with_moved_start_image(checked_row, place_by_original)
+        row = row_of_clip(project, part, clip, checked_row, checked_since, moved)
         rows[row["path"]] = row
 
     # The other rows of the check: datasets outside the project.
@@ -170,6 +185,16 @@ def _read_rows(
     if not project.has_model:
         return {path: without_model(row) for path, row in rows.items()}
     return rows
+
+
+def _with_moved_start_image(
+    checked_row: CheckedClip, place_by_original: Mapping[str, str]
+) -> CheckedClip:
+    """Return the row of a check with its start image where it is now."""
+    place = place_by_original.get(checked_row.get("start_image") or "")
+    if not place:
+        return checked_row
+    return {**checked_row, "start_image": place}
 
 
 def _take_shared_warnings(rows: Mapping[str, ClipRow]) -> tuple[SharedWarning, ...]:
@@ -217,7 +242,7 @@ def _last_change(
         clips_changed = max([0, *folder_times, *changed_by_path.values()]) / 1e9
 
     settings = [
-        project.folder / name for name in ("config.json", projects.PROJECT_FILE)
+        project.folder / name for name in (projects.CONFIG, projects.PROJECT_FILE)
     ]
     return max(clips_changed, changed_ns(*settings) / 1e9)
 
@@ -319,7 +344,9 @@ def _has_state(row: ClipRow, state: str) -> bool:
         return bool(row.get("warned"))
     if state == "without":
         return needs_caption(row)
-    return state in ("", row["state"], state_of(row))
+    if state == "skipped":
+        return bool(row["state"] == "skipped")
+    return state in ("", state_of(row))
 
 
 def _has_text(row: ClipRow, text: str) -> bool:

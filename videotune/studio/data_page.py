@@ -72,6 +72,7 @@ CLIP_WORDS = {
     "state_words": clip_words.state_words,
     "clip_actions": clip_words.clip_actions,
     "clip_settings": clip_words.clip_settings,
+    "reason_advice": clip_words.reason_advice,
     "remedy_of": clip_words.remedy_of,
     "no_remedy": clip_words.NO_REMEDY,
     "stills": IMAGE_SUFFIXES,
@@ -177,8 +178,13 @@ def show(page: CurrentPage) -> Response:
 def _tiles(page: PageContext, first: int = 0, count: int = CHUNK) -> dict[str, Any]:
     """Return the template variables for ``count`` tiles from number ``first`` on."""
     rows = clips.select(page.current_project, page.query)
+    aside = None
+    if page.query.get("aside") and first == 0:
+        all_rows = list(clips.table(page.current_project).rows.values())
+        aside = clip_words.aside_hint(all_rows, rows)
     end = first + count
     return {
+        "aside": aside,
         "rows": rows[first:end],
         "more": end if end < len(rows) else 0,
         "found": len(rows),

@@ -79,7 +79,10 @@ def _best_size(model: str, card: ChosenCard) -> ModelSize | None:
     sizes = [
         size
         for size in sizes_of_model(model)
-        if size.is_lora and size.fits(card) and not runs_anywhere(size.preset)
+        if size.is_lora
+        and size.is_made_for(card)
+        and size.fits(card)
+        and not runs_anywhere(size.preset)
     ]
     return max(sizes, key=lambda size: size.memory_class or 0, default=None)
 

@@ -13,6 +13,13 @@ from videotune.config.nested_keys import flatten
 from videotune.errors import VideotuneError
 from videotune.files import read_json
 from videotune.planner.gpus import Card, cards, memory_or_card
+from videotune.planner.preset_fits import (
+    DRIVER_SHARE,
+    FIT_BASIS,
+    TIGHT_MEANING,
+    PresetFit,
+    fit_of,
+)
 from videotune.presets.shipped import (
     preset_about,
     preset_card,
@@ -24,15 +31,15 @@ from videotune.studio import gpu
 TRIAL_FAMILY = "Toy"
 """The family that trains anywhere and is good for nothing else; it comes last."""
 
-TOLERANCE = 1.08
-"""Drivers report up to so much less memory than a card is sold with."""
-
 METHODS = {
     "LORA": "LoRA",
     "FINE_TUNE": "all weights",
     "EMBEDDING": "a new word (embedding)",
 }
 """What a preset trains, in the words of the page."""
+
+FIT_MEANINGS = {"fits": FIT_BASIS, "tight": TIGHT_MEANING}
+"""What the badges of sizes mean, in the words of ``presets list --card``."""
 
 MAX_CARD_LETTERS = 80
 """Letters of a typed card that are read."""
@@ -50,6 +57,11 @@ class ChosenCard:
 
     error: str = ""
     """Why what the user has typed is no card."""
+
+    @property
+    def sold(self) -> str:
+        """Its memory as it is sold: "24 GB"."""
+        return f"{self.gigabytes:.0f} GB"
 
 
 @dataclass(frozen=True)
@@ -76,13 +88,26 @@ class ModelSize:
         """Whether it trains a LoRA, and not the whole model or a new word."""
         return self.label.endswith(METHODS["LORA"])
 
-    def fits(self, card: ChosenCard) -> bool | None:
-        """Return whether it is for such a card; None if no card is known."""
+    def is_made_for(self, card: ChosenCard) -> bool | None:
+        """Return whether it is made for cards of so much memory or less; None if no card
+        is known.
+        """
         if self.memory_class is None:
             return True
         if not card.gigabytes:
             return None
-        return self.memory_class <= card.gigabytes * TOLERANCE
+        return self.memory_class <= card.gigabytes * DRIVER_SHARE
+
+    def fit(self, card: ChosenCard) -> PresetFit | None:
+        """Return how it fits a card, as plans have calculated it beforehand; None if no
+        card is known, and for one that trains anywhere.
+        """
+        return fit_of(self.preset, card.gigabytes) if card.gigabytes else None
+
+    def fits(self, card: ChosenCard) -> bool | None:
+        """Return whether it fits a card, however tight; None if no card is known."""
+        fit = self.fit(card)
+        return self.is_made_for(card) if fit is None else bool(fit.verdict)
 
 
 COMPARED_KEYS = {
@@ -218,13 +243,10 @@ def makes_sound(base_model: str) -> bool | None:
     return None if facts is None else bool(facts.get("sound", False))
 
 
-def smallest_larger(families: Iterable[ModelFamily], card: ChosenCard) -> int | None:
-    """Return the smallest class of memory that is above a card's; None if there is none,
-    or no card is known.
-    """
+def has_too_large(families: Iterable[ModelFamily], card: ChosenCard) -> bool:
+    """Return whether one of the sizes does not fit a card."""
     sizes = chain.from_iterable(family.sizes for family in families)
-    larger = [size.memory_class for size in sizes if size.fits(card) is False]
-    return min((memory for memory in larger if memory is not None), default=None)
+    return any(size.fits(card) is False for size in sizes)
 
 
 def runs_anywhere(preset: str) -> bool:
@@ -268,7 +290,7 @@ def families_for(
     then those that fit the card, the trial last.
 
     In each the chosen size is first, then the one to begin with, then the largest that
-    fits.
+    fits, those that are made for the card before those that are made for larger ones.
     """
     ordered = []
     for family in _families():
@@ -278,6 +300,7 @@ def families_for(
                 size.preset != chosen_preset,
                 size.preset != first_preset,
                 size.fits(card) is False,
+                size.is_made_for(card) is False,
                 not size.is_lora,
                 _distance(size, card),
             ),
@@ -310,8 +333,8 @@ def sizes_to_time(card: ChosenCard, chosen_preset: str) -> list[str]:
         family for family in families_for(card, chosen_preset) if not family.is_trial
     ]
     sizes = [size for family in families for size in family.sizes]
-    fitting = [size for size in sizes if size.fits(card)]
-    larger = [size for size in sizes if not size.fits(card)]
+    fitting = [size for size in sizes if size.is_made_for(card)]
+    larger = [size for size in sizes if not size.is_made_for(card)]
     larger.sort(key=lambda size: size.memory_class or 0)
 
     names = [size.preset for size in (*fitting, *larger)]

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
+from videotune.config.base_models import starting_keys
 from videotune.config.data_schema import READ_ALIKE, Dataset
 from videotune.data.clip_file import CAPTION_SUFFIX, CAPTION_SUFFIXES
 from videotune.errors import VideotuneError
@@ -28,8 +29,12 @@ from videotune.files import (
     sync_folder,
     write_json,
 )
+from videotune.presets.shipped import read_preset
 from videotune.studio.project_names import clean_title, free_folder, free_title
 from videotune.studio.records import ProjectFacts, read_record
+
+CONFIG = "config.json"
+"""The keys that the user has set."""
 
 PROJECT_FILE = "project.json"
 """The file that makes a folder a project."""
@@ -264,7 +269,11 @@ def create(root: Path, title: str, **facts: Any) -> Project:
         VideotuneError: if the title is empty or too long.
     """
     all_facts = cast(ProjectFacts, {**new_facts(title), **facts})
+    preset = all_facts.get("preset")
+    keys = starting_keys(str(read_preset(preset)["base_model_name"])) if preset else {}
     with new_folder(root) as folder:
+        if keys:
+            write_json(folder / CONFIG, keys)
         return place(root, folder, all_facts)
 
 
@@ -354,7 +363,7 @@ def update(project: Project, **facts: Any) -> Project:
 
 def draft(project: Project) -> dict[str, Any]:
     """Return the keys that the user has set (the project's ``config.json``)."""
-    path = project.folder / "config.json"
+    path = project.folder / CONFIG
     if not path.is_file():
         return {}
     remedy = "fix it, or remove it to start again"
@@ -364,7 +373,7 @@ def draft(project: Project) -> dict[str, Any]:
 
 def save_draft(project: Project, keys: Mapping[str, Any]) -> None:
     """Write the keys that the user has set."""
-    write_json(project.folder / "config.json", dict(keys))
+    write_json(project.folder / CONFIG, dict(keys))
 
 
 def datasets(
@@ -486,7 +495,7 @@ def settings_version(project: Project) -> int:
     of the last one, in microseconds.
     """
     times = [0]
-    for name in ("config.json", PROJECT_FILE):
+    for name in (CONFIG, PROJECT_FILE):
         with suppress(OSError):
             times.append((project.folder / name).stat().st_mtime_ns // 1000)
     return max(times)

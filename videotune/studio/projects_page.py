@@ -135,7 +135,7 @@ def show(page: CurrentPage) -> Response:
         card=card,
         card_groups=model_choices.card_groups(),
         families=families,
-        larger=model_choices.smallest_larger(families, card),
+        has_too_large=model_choices.has_too_large(families, card),
         first=first,
         chosen="",
         error="",
@@ -274,7 +274,7 @@ def models(
         render(
             "models_new",
             families=families,
-            larger=model_choices.smallest_larger(families, current),
+            has_too_large=model_choices.has_too_large(families, current),
             card=current,
             chosen=preset,
             error=error,

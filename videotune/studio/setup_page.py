@@ -23,6 +23,7 @@ from videotune.studio import (
     header,
     model_choices,
     plan_server,
+    preset_hours,
     projects,
     queue_page,
     run_cards,
@@ -64,11 +65,12 @@ from videotune.studio.own_presets import (
     save_own_preset,
 )
 from videotune.studio.preview_outlook import count_captions
-from videotune.studio.project_plan import plan_answer, plan_file, plan_question
+from videotune.studio.project_plan import plan_answer, plan_file
 from videotune.studio.projects import Project, draft
 from videotune.studio.setting_values import describe_values
 from videotune.studio.sound_settings import base_model_of, prompt_files, shown_fields
 from videotune.studio.start_questions import ask_before_start
+from videotune.studio.starting_values import follow_model
 from videotune.studio.this_computer import (
     card_elsewhere,
     hours_here,
@@ -101,9 +103,6 @@ routes = APIRouter()
 
 UNFOLDED_NOTES = ("caption_reading", "frame_count", "few_validations")
 """Codes of the plan's notes that stand open on the page; the others are folded."""
-
-HOURS_TIMEOUT = 9000.0
-"""Seconds that the hours of all presets may take."""
 
 VERSION_HEADER = "VT-Settings"
 """Header of an answer: the version of the settings that it has made."""
@@ -278,13 +277,13 @@ def gallery(page: PageContext) -> str:
         own=own_presets,
         damaged=damaged_presets,
         families=families,
-        larger=model_choices.smallest_larger(families, card),
+        has_too_large=model_choices.has_too_large(families, card),
         first=first,
         card=card,
         card_groups=model_choices.card_groups(),
         found=gpu.list_gpus(),
         hours=hours if hours.get("card") == card.name else {},
-        is_computing=plan_server.is_computing(studio_file(project, "hours")),
+        progress=preset_hours.progress(project, card, hours),
         unusable=_unusable_clips(project),
     )
 
@@ -380,6 +379,7 @@ def fact(page: CurrentPage, form: PostedForm) -> Response:
             return json_reply(conflict, 409)
         if key == "preset" and new_text != current_text:
             new_facts["earlier_values"] = values_before_change(current)
+            follow_model(current, new_facts["preset"])
         projects.update(current, **new_facts)
     return _with_version(json_reply({"key": key, "now": new_text}), project)
 
@@ -459,7 +459,7 @@ def change(act: str, page: CurrentPage, form: PostedForm) -> Response:
     elif act == "forget":
         shutil.rmtree(foreign_folder(project), ignore_errors=True)
     elif act == "hours":
-        _request_hours(project)
+        preset_hours.request(project)
     elif act == "stop-hours":
         plan_server.stop(studio_file(project, "hours"))
     elif act == "keep-values":
@@ -474,20 +474,3 @@ def change(act: str, page: CurrentPage, form: PostedForm) -> Response:
     else:
         raise VideotuneError(f"the page Setup has no action {act[:40]}")
     return _with_version(reply(), project)
-
-
-def _request_hours(project: Project) -> None:
-    """Start computing the hours of all presets, those that may fit the card first."""
-    card = model_choices.chosen_card(project.facts)
-    if not card.gigabytes:
-        raise VideotuneError("name your card first: hours depend on it")
-
-    question = plan_question(
-        project,
-        "hours",
-        presets=model_choices.sizes_to_time(card, project.preset),
-        config={"datasets": projects.datasets(project), "missing_caption": "empty"},
-        card_name=card.name,
-        longest=HOURS_TIMEOUT,
-    )
-    plan_server.request_answer(studio_file(project, "hours"), question)

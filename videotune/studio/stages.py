@@ -119,7 +119,8 @@ def _clips_stage(project: Project, rows: list[ClipRow]) -> Stage:
 def _verb_for(unusable: list[ClipRow]) -> str:
     """Return what the buttons of the clips' cards do: "Remove", or "Mend or remove"."""
     actions = {action for row in unusable for action in clip_words.clip_actions(row)}
-    if actions <= {"bin"}:
+    settings = [key for row in unusable for key in clip_words.clip_settings(row)]
+    if actions <= {"bin"} and not settings:
         return "Remove"
     return "Mend or remove" if "bin" in actions else "Mend"
 
@@ -178,8 +179,11 @@ def _run_stages(page: PageContext) -> Iterator[Stage]:
         yield _older_result(names[0], state[0])
         return
 
-    # The run has made its own plan at its start, so nobody waits for this one.
-    text = plan.text if plan.state == "done" else f"{names[0]} made its own"
+    # A run makes its own plan at its start, so nobody waits for this one.
+    own_plan = (
+        "makes its own when it starts" if state[3] == "queued" else "made its own"
+    )
+    text = plan.text if plan.state == "done" else f"{names[0]} {own_plan}"
     yield Stage("plan", "done", text, plan.page)
     yield from _stages_of_run(names[0], state)
 

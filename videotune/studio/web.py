@@ -25,6 +25,7 @@ from videotune.errors import VideotuneError, printable
 from videotune.queue.jobs import describe_outcome, log_tail
 from videotune.reporter.build import environment, fill
 from videotune.studio.field_errors import FieldError
+from videotune.studio.model_choices import FIT_MEANINGS
 from videotune.studio.paths import PathRule
 from videotune.studio.projects import Project, find_project, texts
 from videotune.studio.setting_names import in_page_words, with_value_words
@@ -161,6 +162,7 @@ An open page refreshes them about once a second.
 
 TEMPLATES = environment("videotune.studio", "videotune.reporter")
 TEMPLATES.globals |= {
+    "fit_meanings": FIT_MEANINGS,
     "log_tail": log_tail,
     "why": lambda job: in_studio_terms(describe_outcome(job)),
     "texts": texts(),

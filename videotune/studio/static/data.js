@@ -8,7 +8,8 @@ document.addEventListener("DOMContentLoaded", () => {
 
   // --- the grid: filter, refresh -------------------------------------------------------------------------------------
   const staying = new Set();  // clips captioned under this filter: they keep their tiles until it is chosen anew
-  const filterQuery = () => ({ q: $("find").value, state: $("state").value });
+  let aside = new URLSearchParams(location.search).get("aside") ?? "";  // the page says how to keep clips aside, until the filter is chosen anew
+  const filterQuery = () => ({ q: $("find").value, state: $("state").value, ...(aside && { aside }) });
   const query = () => (staying.size ? { ...filterQuery(), stay: [...staying].join("\n") } : filterQuery());
   const options = {
     morphStyle: "innerHTML",
@@ -35,7 +36,7 @@ document.addEventListener("DOMContentLoaded", () => {
   }
   let typing = 0;
   function filter() {
-    staying.clear();
+    staying.clear(); aside = "";
     const words = new URLSearchParams(Object.entries(filterQuery()).filter(([, value]) => value));
     history.replaceState(null, "", words.size ? `?${words}` : location.pathname);
     all = false; refresh(true);
@@ -329,7 +330,16 @@ document.addEventListener("DOMContentLoaded", () => {
     const path = showing, answer = await vt.ask(`${base}/clip?${clipQuery(path)}`);
     if (!answer.ok) return;
     const page = new DOMParser().parseFromString(await answer.text(), "text/html"), state = page.getElementById("player-state"), place = $("player-state");
-    if (path === showing && state && place && place.innerHTML !== state.innerHTML) Idiomorph.morph(place, state.innerHTML, { morphStyle: "innerHTML" });
+    if (path !== showing) return;
+    if (state && place && place.innerHTML !== state.innerHTML) Idiomorph.morph(place, state.innerHTML, { morphStyle: "innerHTML" });
+    followOtherTab(path, page.getElementById("player-text"));
+  }
+  // A caption that another tab has saved is shown, unless something is typed here that is not saved yet.
+  function followOtherTab(path, fresh) {
+    const field = $("player-text");
+    if (!field || !fresh || field.dataset.was === fresh.dataset.was) return;
+    if (field.value !== field.dataset.was || vt.entry(`caption ${path}`) || undecided(field)) return;
+    field.value = field.dataset.was = fresh.dataset.was;
   }
   document.addEventListener("vt:save", ({ detail }) => { if (detail.state === "saved" && detail.name === `caption ${showing}`) renewState(); });
   // the clip that the player shows was moved: show it at its new place, or the next one
