@@ -329,10 +329,10 @@ def sizes_to_time(card: ChosenCard, chosen_preset: str) -> list[str]:
 
     A preset for a larger card may still fit: only the plan knows.
     """
-    families = [
-        family for family in families_for(card, chosen_preset) if not family.is_trial
-    ]
-    sizes = [size for family in families for size in family.sizes]
+    sizes: list[ModelSize] = []
+    for family in families_for(card, chosen_preset):
+        if not family.is_trial:
+            sizes += family.sizes
     fitting = [size for size in sizes if size.is_made_for(card)]
     larger = [size for size in sizes if not size.is_made_for(card)]
     larger.sort(key=lambda size: size.memory_class or 0)

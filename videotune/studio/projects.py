@@ -490,17 +490,6 @@ def preset_arguments(project: Project) -> list[str]:
     return ["--preset", project.preset] if project.preset else []
 
 
-def settings_version(project: Project) -> int:
-    """Return a number that grows with each change of the settings or the facts: the time
-    of the last one, in microseconds.
-    """
-    times = [0]
-    for name in (CONFIG, PROJECT_FILE):
-        with suppress(OSError):
-            times.append((project.folder / name).stat().st_mtime_ns // 1000)
-    return max(times)
-
-
 def skip_arguments(project: Project) -> list[str]:
     """Return the arguments that allow skipped clips, if the user has agreed to that."""
     return ["--allow-skips", "all"] if project.facts.get("allow_skips") else []

@@ -68,6 +68,7 @@ from videotune.studio.preview_outlook import count_captions
 from videotune.studio.project_plan import plan_answer, plan_file
 from videotune.studio.projects import Project, draft
 from videotune.studio.setting_values import describe_values
+from videotune.studio.settings_version import settings_version
 from videotune.studio.sound_settings import base_model_of, prompt_files, shown_fields
 from videotune.studio.start_questions import ask_before_start
 from videotune.studio.starting_values import follow_model
@@ -111,7 +112,7 @@ VERSION_HEADER = "VT-Settings"
 def plan(page: PageContext) -> str:
     """Render the plan; it is computed again whenever the settings have changed."""
     project = page.current_project
-    version = projects.settings_version(project)
+    version = settings_version(project)
     answer = plan_answer(page)
     if answer:
         clips.start_check(project)
@@ -357,7 +358,7 @@ def _shown_values(key: str, texts: list[str]) -> list[str]:
 
 def _with_version(response: Response, project: Project) -> Response:
     """Tell the page from which version of the settings on a plan belongs to them."""
-    response.headers[VERSION_HEADER] = str(projects.settings_version(project))
+    response.headers[VERSION_HEADER] = str(settings_version(project))
     return response
 
 

@@ -20,6 +20,7 @@ from videotune.studio.project_plan import plan_answer
 from videotune.studio.projects import Project
 from videotune.studio.run_settings import changed_settings
 from videotune.studio.run_states import BUSY_STATUSES
+from videotune.studio.settings_version import settings_version
 from videotune.studio.status import process_progress
 from videotune.studio.verdict import plan_verdict
 from videotune.studio.web import PageContext, Regions, render
@@ -209,7 +210,7 @@ def has_changed_since(project: Project, state: StateOfRun) -> bool:
     times = [run.written or 0.0]
     times += [] if entry is None else [entry.added]
     times += [] if job is None else [job.started]
-    settings_changed = projects.settings_version(project) / 1e6
+    settings_changed = settings_version(project) / 1e6
     if settings_changed <= max(times) + CHANGE_TOLERANCE:
         return False
     return run.config is None or _values_differ(project, run)
