@@ -22,10 +22,10 @@ def key(seed: int | str, *parts: str | int) -> int:
 
 
 def generator_for(seed: int | str, *parts: str | int) -> np.random.Generator:
-    """Return the generator of a draw, e.g.
+    """Return the generator of a draw.
 
-    ``generator_for(seed, "noise", step, index)``. A draw that is the same in every run
-    has its purpose in the place of the seed.
+    The noise of a sample is drawn by ``generator_for(seed, "noise", step, index)``. A
+    draw that is the same in every run has its purpose in the place of the seed.
     """
     return np.random.Generator(np.random.Philox(key=key(seed, *parts)))
 

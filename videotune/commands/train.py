@@ -224,6 +224,11 @@ def train_once(
             )
         )
         config = opened.job.config
+        # A resume trains on exactly what was allowed at the start.
+        if resume is None:
+            refuse_nothing_to_learn(config)
+            refuse_skips(opened.job, allow_skips)
+
         dist = replace(dist, context_parallel=config.context_parallel)
         goes_on = resume is not None
         followers = Followers(
@@ -236,11 +241,7 @@ def train_once(
         if dist.is_main:
             doing("preparing the training")
         plan = make_plan(opened.job)
-
-        # A resume trains on exactly what was allowed at the start.
         if resume is None:
-            refuse_nothing_to_learn(config)
-            refuse_skips(opened.job, allow_skips)
             saving.refuse_small_disk(run, plan["disk"])
 
         with deterministic_kernels(config.deterministic):

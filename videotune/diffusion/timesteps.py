@@ -1,7 +1,7 @@
 """Distributions of the trained noise levels t in [0, 1], shifted and truncated exactly.
 
-Nothing is drawn here: each distribution is its inverse CDF, a function from a uniform u
-to t, and the u's come from ``videotune.rng``. Everything is computed in float64 and
+Nothing random happens here: each distribution is its inverse CDF, a function from a
+uniform u to t, and the u's come from ``videotune.rng``. Everything is computed in float64 and
 cast once, at the end.
 """
 

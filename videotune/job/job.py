@@ -364,10 +364,7 @@ def _scan_config(
     """Return the config for a scan: with these datasets, a resolution, and, to look only,
     nothing that would be an error.
     """
-    changes: dict[str, Any] = {
-        "datasets": datasets,
-        "resolution": config.resolution,
-    }
+    changes: dict[str, Any] = {"datasets": datasets}
     if config.resolution is None:
         changes["resolution"] = spec.default_resolution
     if to_look and config.missing_caption == "error":

@@ -296,7 +296,8 @@ def _half_intervals(schedule: Schedule) -> tuple[tuple[int, ...], Fraction]:
 
     Times are counted in a unit that makes all of them integers. A bucket of n windows
     with b samples a step and weight q has a step every b / (q n) epochs. An epoch has
-    2 · lcm · scale units, so half of that time is b / (q n) · lcm · scale units.
+    2 · common_multiple · scale units, so half of that time is
+    b / (q n) · common_multiple · scale units.
     """
     common_multiple = lcm(*schedule.window_counts)
     intervals = []

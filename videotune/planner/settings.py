@@ -157,8 +157,8 @@ def decide_compile(job: Job) -> Job:
 
 
 def planned_need(job: Job, dtype: str) -> tuple[StepSpec, Need] | None:
-    """Return the step's spec and what the job's settings need; None if no plan was
-    made.
+    """Return the step's spec and what the job's settings need; None if neither a plan
+    nor a table has them.
     """
     spec = known_step_spec(job, dtype)
     config = job.config

@@ -263,6 +263,7 @@ class Journal:
             line = _finite(line)
             text = json.dumps(line, ensure_ascii=False)
         self._waiting.append(f"{text}\n".encode())
+        # An event may hold tuples and numbers as names: it is kept as a reader gets it.
         self.history.add(line if line["kind"] == "step" else json.loads(text))
 
         try:

@@ -42,8 +42,9 @@ RunPass = Callable[[PassInputs], PassOutput]
 class CudaGraph:
     """A captured sequence of kernels.
 
-    Graphs share the memory of what exists only within a pass: a replay may write over
-    the results of any other graph. Losses are read, and gradients copied, before it.
+    Graphs share memory. What one graph used only within its pass was free when the next
+    one was captured, whose results may lie there. So a replay may write over the results
+    of any other graph, and losses are read, and gradients copied, before it.
     """
 
     def __init__(self) -> None:

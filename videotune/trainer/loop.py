@@ -134,9 +134,9 @@ def _train_to_the_end(trainer: Trainer, journal: DelayedJournal) -> str:
             trainer, step, due, stop_requested=stop_requested, is_last=is_last
         )
         if stop_requested:
-            # Does nothing if the callback ``Saving`` has saved this step to stay. It saves only
-            # a backup, which is removed in time, if it did not know that another process was
-            # asked to stop.
+            # Does nothing if the callback ``Saving`` has just saved this step to stay. If only
+            # another process was asked to stop, ``Saving`` has written a backup at most, which
+            # is removed in time, and this saves the step to stay.
             save(trainer, step)
         if stop_requested or is_last:
             finish_pending_save(trainer)
@@ -148,7 +148,7 @@ def _train_to_the_end(trainer: Trainer, journal: DelayedJournal) -> str:
         if ran_more_than_saving and not is_last:
             ended_by = _ended_by_callback(trainer)
             if ended_by is not None:
-                # No save was due, or only a backup. As above, a kept checkpoint stays.
+                # No save was due, or only a backup.
                 save(trainer, step)
                 finish_pending_save(trainer)
                 return ended_by
@@ -272,8 +272,8 @@ def train_steps(trainer: Trainer) -> Iterator[StepRecord]:
     choose_attention(trainer, context)
     # After attention is chosen: that times passes with each kernel, and a graph would
     # replay the first one.
-    trainer.pool.captured = new_graph_cache(trainer)
-    context = replace(context, captured=trainer.pool.captured)
+    pool.captured = new_graph_cache(trainer)
+    context = replace(context, captured=pool.captured)
     device = trainer.device
     previous_expert = None
 

@@ -77,8 +77,8 @@ def train_step(
         trainable: its trainable parameters, with their optimizer.
         step_batch: the samples of the step.
         clock: measures the phases of the step.
-        expert_step: how many steps this expert has had, this one included. None: the
-            model has one expert, so it is the number of the step.
+        expert_step: how many steps this expert has had, this one included: with one
+            expert the number of the step, which None stands for.
 
     Raises:
         OutOfMemory: if the device has no room for the step.
