@@ -540,7 +540,7 @@ def test_a_run_that_is_stopped_before_its_first_step_is_resumed_as_it_was_begun(
 
     overrides = work.overrides("steps=3")
     with monkeypatch.context() as patch:
-        patch.setattr(train_command, "work", interrupt)
+        patch.setattr(train_command, "run_process", interrupt)
         ended = command("train", out=work.run, **options_of(overrides))
     assert ended == INTERRUPTED
     assert f"videotune resume {work.run}" in capfd.readouterr().err

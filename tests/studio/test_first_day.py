@@ -88,7 +88,7 @@ def test_the_first_model_is_marked_in_both_lists_and_comes_first(
         assert "begin with this" in tile
         assert WAN in tile
         assert f"To begin with: {WAN}." in visible_text(listed)
-        assert "made for larger cards" in listed, "what the colours mean, in words"
+        assert "calculated, not measured" in listed, "what the colours mean, in words"
 
 
 # --- a base model that cannot be had

@@ -22,7 +22,11 @@ from videotune.studio import plan_server
 
 @pytest.fixture
 def question(small_clips: Path) -> dict[str, Any]:
-    config = {"datasets": [{"path": str(small_clips)}], "steps": 20}
+    config = {
+        "datasets": [{"path": str(small_clips)}],
+        "steps": 20,
+        "lora": {"dropout": 0.1},  # no table has its step, so it is measured
+    }
     return {"what": "plan", "preset": "toy", "card": "RTX 4090", "config": config}
 
 
