@@ -331,6 +331,25 @@ def test_what_chance_explains_is_not_called_learnt(tmp_path: Path) -> None:
     assert "More steps will change little" not in said
 
 
+UNDECIDED = (
+    (0, 1.0, 1.0),
+    (20, (0.7, 0.53), 0.6),
+    (40, (0.6, 0.5), 0.5),
+    (60, (0.435, 0.43), 0.4),
+)
+"""The latest reading is the lowest, but two clips are too few to tell it from chance."""
+
+
+def test_a_fall_that_may_be_chance_is_no_end_of_learning(tmp_path: Path) -> None:
+    """The page and the reason, which the terminal prints, say the same."""
+    said = reports.part(reports.report(ended(tmp_path, UNDECIDED, 60)), "verdict")
+    assert "PLATEAU It has learnt: the error on clips that it was not shown" in said
+    assert "Whether it still falls cannot be told" in said
+    assert "falls no further" not in said
+    assert "More steps will change little" not in said
+    assert "Hold out more clips" in said
+
+
 def test_a_figure_of_the_held_out_clips_is_the_same_on_the_whole_page(
     tmp_path: Path,
 ) -> None:
