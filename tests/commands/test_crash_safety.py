@@ -128,13 +128,15 @@ BETWEEN = (
         ("Validation", 2, signal.SIGINT),
         ("Previews", 2, signal.SIGTERM),
         ("Validation", 0, signal.SIGTERM),
+        ("Validation", 4, signal.SIGTERM),
+        ("Previews", 4, signal.SIGINT),
     ],
 )
 def test_a_signal_between_steps_gives_up_what_is_computed_and_saves(
     moment: str, step: int, number: int, work: Work
 ) -> None:
     """Weights are put back before they are saved, where averages have taken their
-    place; a resume makes up for it.
+    place; a resume makes up for it, also after the last step.
     """
     run, settings = work.run, ("steps=4", *BETWEEN)
     first = (

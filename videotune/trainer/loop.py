@@ -143,6 +143,8 @@ def _train_to_the_end(trainer: Trainer, journal: DelayedJournal) -> str:
 
         if stop_reason is not None and not is_last:
             return stop_reason
+        if is_last and _was_cut_short(trainer, step):
+            return "interrupted"
 
         # A callback may take minutes, and its result may end the run.
         if ran_more_than_saving and not is_last:
@@ -215,6 +217,18 @@ def _refuse_skipped_steps(trainer: Trainer) -> None:
         raise NotFinite(
             f"{trainer.skipped_in_a_row} steps in a row had no finite loss or gradient"
         )
+
+
+def _was_cut_short(trainer: Trainer, step: int) -> bool:
+    """Whether the user has interrupted a callback of the last step, whose work a resume
+    then does.
+    """
+    is_cut_short = (
+        trainer.dist.is_main
+        and bool(trainer.signals.stop)
+        and any(callback.is_lacking(trainer, step) for callback in trainer.callbacks)
+    )
+    return trainer.dist.any_process(is_cut_short)[0]
 
 
 def _ended_by_callback(trainer: Trainer) -> str | None:

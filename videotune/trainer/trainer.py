@@ -299,6 +299,10 @@ class Callback:
     def run(self, trainer: Trainer, step: int) -> None:
         """Do the work of ``step``. It changes nothing of the training."""
 
+    def is_lacking(self, trainer: Trainer, step: int) -> bool:
+        """Whether work of ``step`` is due and not done; only the main process knows."""
+        return False
+
     def stops(self, trainer: Trainer) -> bool:
         """Return whether the run should end early."""
         return False

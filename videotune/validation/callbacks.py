@@ -124,7 +124,7 @@ class Validation(Callback):
             return
         step = trainer.first_step - 1
         is_main = trainer.dist.is_main
-        if broadcast_from_main(trainer, is_main and self._is_lacking(trainer, step)):
+        if broadcast_from_main(trainer, is_main and self.is_lacking(trainer, step)):
             self.run(trainer, step)
         elif is_main:
             # A reading may have been made before a kill, without its verdict.
@@ -143,7 +143,10 @@ class Validation(Callback):
         if len(readings_so_far) + len(to_come) < MIN_READINGS:
             echo(f"note: {too_few_readings(len(readings_so_far), to_come)}")
 
-    def _is_lacking(self, trainer: Trainer, step: int) -> bool:
+    def is_lacking(self, trainer: Trainer, step: int) -> bool:
+        """Whether a validation of ``step`` is due and missing."""
+        if not self.every:
+            return False
         name = self.name(trainer)
         lines = trainer.journal.history.of_kind("validation")
         steps_read = {line["step"] for line in lines if line.get("validation") == name}
