@@ -407,6 +407,26 @@ def test_both_experts_or_one(
         )
 
 
+@pytest.mark.parametrize("expert", ["high", "low"])
+def test_one_file_of_comfyui_has_the_weights_of_its_expert(
+    expert: str, tiny_family: Open, tmp_path: Path
+) -> None:
+    """What did not train is that expert's own in the base."""
+    family = tiny_family("wan", variant="t2v-a14b")
+    net = family.denoiser(expert)
+    parameters = dict(net.named_parameters())
+    trained = next(iter(parameters))
+    state = {trained: parameters[trained].detach() + 0.5}
+    path = tmp_path / "model.safetensors"
+    export_single_file(family, expert, state, family.folder, path, {})
+    wanted = [value for name, value in net.state_dict().items() if name != trained]
+    found = list(load_file(path).values())
+    for value in wanted:
+        assert any(
+            value.shape == other.shape and torch.equal(value, other) for other in found
+        )
+
+
 @pytest.mark.parametrize("name", ["wan", "hunyuan_video", "hunyuan_video15"])
 def test_a_merged_transformer_as_one_file_of_comfyui(
     name: str, tiny_family: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
