@@ -25,8 +25,8 @@ From this number on, a part of them is held out.
 COMMENT_COLUMNS = 100
 
 EPOCHS = (
-    "times that each window is seen: the notes' moderate band is 10 to 50, "
-    "its upper part for few clips"
+    "times that each window is seen: `plan` calls 10 to 50 moderate; for few clips the "
+    "upper part of that"
 )
 SAVES = 5
 """Checkpoints of a run that is shorter than the usual intervals."""
