@@ -133,6 +133,31 @@ def test_a_folder_is_held_out_and_the_note_names_the_option(
         )
 
 
+# ---- rates far off
+
+
+def test_a_lost_minus_sign_in_a_rate_is_noted_by_check_plan_and_train(
+    videotune: Run, clips: Path, tmp_path: Path
+) -> None:
+    note = "note: learning_rate 10000 is 10,000,000 times the usual 0.001: the training"
+    options = ["--preset", "toy"]
+    cache = f"cache_dir={tmp_path / 'cache'}"
+    for setting in ("learning_rate=1e4", "steps=1", "sample_after=0", cache):
+        options += ["--set", setting]
+
+    # The training comes first, as a note is not repeated on the same day.
+    for command in (("train", "--out", tmp_path / "run"), ("check",), ("plan",)):
+        _, text, error = videotune(command[0], clips, *command[1:], *options)
+        assert note in " ".join((text + error).split()), command[0]
+
+
+def test_a_usual_rate_is_not_noted(videotune: Run, clips: Path) -> None:
+    for rate in ("0.003", "1e-4"):
+        setting = ("--set", f"learning_rate={rate}")
+        _, text, error = videotune("plan", clips, "--preset", "toy", *setting)
+        assert "times the usual" not in text + error
+
+
 # ---- what comes next
 
 

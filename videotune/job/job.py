@@ -35,6 +35,7 @@ from videotune.job.notes import (
     epoch_notes,
     interval_notes,
     micro_batch_notes,
+    rate_notes,
     reading_notes,
     unused_keys,
     unweighted_notes,
@@ -288,6 +289,7 @@ def open_job(
         config, windows_by_bucket, library, processes
     )
     notes = [
+        *rate_notes(config),
         *reading_notes(resolved, spec),
         *library.notes,
         *schedule_notes,

@@ -9,6 +9,7 @@ import numpy as np
 from videotune.config.applies import Facts, unused
 from videotune.config.resolve import Resolved
 from videotune.config.schema import Config
+from videotune.config.usual_rates import far_rates
 from videotune.data.library import Library
 from videotune.data.remarks import Remark, Urgent
 from videotune.data.window_table import WindowTable
@@ -128,6 +129,11 @@ def facts_of(
         most_frames=max((kind.shape.frames for kind in kinds), default=None),
         samples_per_step=samples_per_step,
     )
+
+
+def rate_notes(config: Config) -> list[str]:
+    """Return a note for each learning rate that is far above the usual one."""
+    return [Remark("far_rate", text) for text in far_rates(config).values()]
 
 
 def warmup_note(config: Config, steps: int) -> list[str]:
