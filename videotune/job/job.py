@@ -35,6 +35,7 @@ from videotune.job.notes import (
     epoch_notes,
     interval_notes,
     micro_batch_notes,
+    pictures_only_notes,
     rate_notes,
     reading_notes,
     unused_keys,
@@ -290,6 +291,7 @@ def open_job(
     )
     notes = [
         *rate_notes(config),
+        *pictures_only_notes(library, spec),
         *reading_notes(resolved, spec),
         *library.notes,
         *schedule_notes,

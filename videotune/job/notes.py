@@ -84,6 +84,20 @@ def mixes(library: Library) -> bool:
     return len(np.unique(columns.still[~columns.held_out])) == 2
 
 
+def pictures_only_notes(library: Library, spec: ModelSpec) -> list[str]:
+    """Say if videos train a model of pictures, which learns nothing of their motion."""
+    columns = library.columns
+    has_videos = bool((~columns.still & ~columns.held_out).any())
+    if spec.rules.most_frames != 1 or not has_videos:
+        return []
+    text = (
+        f"{spec.title} generates single pictures: it learns from single frames of the videos, "
+        "and nothing of their motion"
+    )
+    notes: list[str] = [Urgent(text)]
+    return notes
+
+
 def unused_keys(
     resolved: Resolved,
     library: Library,
