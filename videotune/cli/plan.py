@@ -410,7 +410,8 @@ def show_fit(facts: Mapping[str, Any], *, is_here: bool) -> None:
     tell(f"with {chosen}")
 
     host = facts["host"]
-    line = f"host memory: {host_text(facts, is_here=is_here)}"
+    needed = host_text(facts, is_here=is_here).removeprefix("of the host ")
+    line = f"host memory: {needed}"
     of_each = " of each process" if facts["processes"] else ""
     tell(f"{line} (parts{of_each}: {parts_text(host['parts'])})")
 
