@@ -315,6 +315,7 @@ class Bar:
         self._begun = time.monotonic()
         self._printed = self._begun
         self._first: int | None = None
+        self._first_at = self._begun
 
     def update(
         self,
@@ -336,9 +337,10 @@ class Bar:
         now = time.monotonic()
         if self._first is None:
             self._first = done
+            self._first_at = now
         is_known = seconds_left is not None or done > self._first
         if seconds_left is None:
-            seconds_each = (now - self._begun) / max(1, done - self._first)
+            seconds_each = (now - self._first_at) / max(1, done - self._first)
             seconds_left = seconds_each * (total - done)
 
         parts = [text] if isinstance(text, str) else list(text)
@@ -358,7 +360,7 @@ class Bar:
         if is_due or is_end:
             self._printed = now
             line = [f"{self._title}: {done}/{total}", *filter(None, parts)]
-            if done < total:
+            if done < total and is_known:
                 line.append(f"{duration(round(seconds_left))} left")
             echo("  ".join(line))
 

@@ -18,11 +18,16 @@ from tests.support.clips import noise, write_clip
 from videotune.captioning.offered_models import offered_models
 from videotune.cli import init_questions
 from videotune.cli.main import app
-from videotune.config.base_models import comfyui_files, download_size
+from videotune.config.base_models import (
+    comfyui_files,
+    download_size,
+    has_pictures_only,
+)
 from videotune.files import read_json
+from videotune.models import registry
 from videotune.models.model_files import CONFIGS
 from videotune.planner.preset_fits import CLASSES, best_preset, fit_of
-from videotune.presets.recipes import find_model, models
+from videotune.presets.recipes import find_model, models, motion_notes
 from videotune.presets.shipped import preset_card, preset_names, read_preset
 from videotune.reporter.comfyui import base_model_step
 
@@ -131,6 +136,31 @@ def test_a_folder_is_held_out_and_the_note_names_the_option(
         assert row["captions"] == ["ohwx, another clip"], (
             "read as the training clips are"
         )
+
+
+# ---- rates far off
+
+
+def test_a_lost_minus_sign_in_a_rate_is_noted_by_check_plan_and_train(
+    videotune: Run, clips: Path, tmp_path: Path
+) -> None:
+    note = "note: learning_rate 10000 is 10,000,000 times the usual 0.001: the training"
+    options = ["--preset", "toy"]
+    cache = f"cache_dir={tmp_path / 'cache'}"
+    for setting in ("learning_rate=1e4", "steps=1", "sample_after=0", cache):
+        options += ["--set", setting]
+
+    # The training comes first, as a note is not repeated on the same day.
+    for command in (("train", "--out", tmp_path / "run"), ("check",), ("plan",)):
+        _, text, error = videotune(command[0], clips, *command[1:], *options)
+        assert note in " ".join((text + error).split()), command[0]
+
+
+def test_a_usual_rate_is_not_noted(videotune: Run, clips: Path) -> None:
+    for rate in ("0.003", "1e-4"):
+        setting = ("--set", f"learning_rate={rate}")
+        _, text, error = videotune("plan", clips, "--preset", "toy", *setting)
+        assert "times the usual" not in text + error
 
 
 # ---- what comes next
@@ -304,7 +334,7 @@ def test_the_card_is_asked_first_and_wrong_answers_are_asked_again(
 def test_the_models_that_fit_come_first_with_one_to_begin_with(
     clips: Path, tmp_path: Path
 ) -> None:
-    default = init_questions.first_choice(12)
+    default = init_questions.first_choice(12, "style")
     fit = fit_of(best_preset(default, 12), 12)
     assert fit is not None
     assert fit.verdict == "fits"
@@ -314,7 +344,57 @@ def test_the_models_that_fit_come_first_with_one_to_begin_with(
     assert rows.index("fits") < rows.index("does not fit")
     assert find_model(default) in models()
     # Another card, another choice.
-    assert init_questions.first_choice(24) != default
+    assert init_questions.first_choice(24, "style") != default
+
+
+# ---- movements
+
+
+@pytest.mark.parametrize("purpose", ["motion", "camera"])
+def test_a_model_of_pictures_is_not_offered_for_a_movement(
+    purpose: str, clips: Path, tmp_path: Path
+) -> None:
+    answers = ("12", purpose, "hidream", "", str(clips), "")
+    printed = interview(tmp_path / "work", *answers)
+    assert f"Not listed, as it generates single pictures without a {purpose}" in printed
+    assert f"generates single pictures, so it learns no {purpose}" in printed
+    assert printed.count("Which model?") == 2, "it is asked again"
+    table = printed.partition("download")[2].partition("Not listed")[0]
+    assert "hidream" not in table
+
+
+def test_a_model_of_pictures_named_for_a_movement_is_refused(
+    videotune: Run, clips: Path, tmp_path: Path
+) -> None:
+    options = ("--card", "24", "--model", "hidream", "--data", clips, "--trigger", "")
+    words = ("init", tmp_path / "work", *options, "--purpose")
+    code, _, error = videotune(*words, "motion")
+    assert code == 1
+    assert "generates single pictures, so it learns no motion" in error
+    assert not (tmp_path / "work").exists()
+    assert videotune(*words, "style")[0] == 0
+
+
+@pytest.mark.parametrize("gigabytes", [8, 12, 16, 24, 48, 80])
+def test_the_first_model_for_a_movement_keeps_its_speed(gigabytes: int) -> None:
+    model = init_questions.first_choice(gigabytes, "motion")
+    assert not motion_notes([best_preset(model, gigabytes)])
+
+
+def test_models_of_pictures_are_marked() -> None:
+    for preset in preset_names():
+        base_model = str(read_preset(preset).get("base_model_name", ""))
+        assert has_pictures_only(base_model) == preset.startswith("hidream")
+    assert registry.find("hidream-i1-full").spec.rules.most_frames == 1
+
+
+@pytest.mark.parametrize("command", ["check", "plan"])
+def test_videos_for_a_model_of_pictures_are_noted(
+    videotune: Run, clips: Path, command: str
+) -> None:
+    _, text, error = videotune(command, clips, "--preset", "hidream LoRA 24GB")
+    printed = " ".join((text + error).split())
+    assert "HiDream-I1 Full generates single pictures: it learns from single" in printed
 
 
 def test_the_card_of_the_driver_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -301,6 +301,24 @@ def test_the_heading_says_whether_most_samples_show_nothing(
     assert lines_of(write(tmp_path / "run", journal)) == {f"Poor quality: {line}"}
 
 
+@pytest.mark.parametrize(
+    ("rate", "advice"),
+    [
+        (1e4, "learning_rate 10000 is 10,000,000 times the usual 0.001"),
+        (3e-3, "lower learning_rate (now 0.003)"),
+    ],
+)
+def test_noise_after_good_samples_of_the_base_is_laid_on_the_rate_first(
+    rate: float, advice: str, tmp_path: Path
+) -> None:
+    noise = {"fault": "noise"}
+    journal = [*GOOD, sample(0, "a"), sample(30, "a", picture=noise)]
+    config = {"learning_rate": rate, "base_model_name": "asset:toy"}
+    (finding,) = findings(read_run(write(tmp_path / "run", journal, config)))
+    assert finding.do.startswith(advice)
+    assert "the toy draws moving shapes alone" in finding.do
+
+
 def test_samples_that_were_faulty_before_training_get_another_remedy(
     tmp_path: Path,
 ) -> None:

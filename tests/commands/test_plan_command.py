@@ -25,6 +25,7 @@ from tests.support.out_of_memory import OUT_OF_MEMORY
 from tests.support.run_processes import Make, Work, resume
 from tests.support.run_results import assert_same_run, of_kind, same_tensors, state
 from tests.support.tiny_networks import deepen
+from videotune.cli.plan import show_plan
 from videotune.cli.plan_noise_levels import ROWS, curve
 from videotune.cli.plan_options import parse_vram
 from videotune.commands.plan import COLUMNS, levels, noise_levels
@@ -166,6 +167,26 @@ def test_a_plan_for_a_card_begins_with_its_verdict(
             Overrides(family="wan", data=settings.data, sets=("resolution=32x32",)),
             vram=8,
         )
+
+
+def test_a_host_that_is_too_small_is_said_by_the_verdict_and_both_forms(
+    overrides: Make, capsys: Printed
+) -> None:
+    planned = plan_run(overrides("steps=10"), card="rtx 3060 12gb")
+    needed = planned.plan["host"]["need_bytes"]
+    planned.plan["host"]["total_bytes"] = needed - 1
+    needed_words = memory_size(needed)
+    for is_here, expected in (
+        (True, f"it does not fit this machine: the run keeps {needed_words} in"),
+        (False, f"the computer with that card needs {needed_words} of memory"),
+    ):
+        result = replace(planned, is_here=is_here)
+        for verbose in (False, True):
+            show_plan(result, verbose=verbose)
+            printed = " ".join(capsys.readouterr().out.split())
+            assert expected in printed
+            assert ("too little" in printed) == is_here
+            assert printed.startswith("it fits RTX 3060 12GB: ") != is_here
 
 
 def test_ways_are_compared_if_they_are_asked_for(

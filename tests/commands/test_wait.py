@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command_line import options_of
+from tests.support.command_line import Printed, options_of, run
 from tests.support.run_processes import Make
+from videotune import console
 from videotune.commands.wait import wait
 from videotune.errors import DONE, FAILED, SKIPPED
 
@@ -26,6 +27,37 @@ def test_a_finished_run_is_there_at_once(finished: Callable[..., Path]) -> None:
 def test_a_folder_without_a_run_is_waited_for(tmp_path: Path) -> None:
     code, found = wait(tmp_path / "run", timeout=0)
     assert (code, found["state"]) == (SKIPPED, "absent")
+
+
+def test_a_folder_that_is_not_there_is_said_and_no_time_left_is_invented(
+    tmp_path: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "QUIET_SECONDS", 0.0)
+    run("wait", tmp_path / "nope", timeout=1.2)
+    printed = capsys.readouterr()
+    first_line = printed.err.splitlines()[0]
+    assert first_line.startswith(f"There is no folder {tmp_path / 'nope'} yet")
+    assert "left" not in printed.err
+    assert "0/1" not in printed.err
+
+
+def test_a_bar_says_no_time_left_before_the_first_step(
+    capsys: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "QUIET_SECONDS", 0.0)
+    with console.bar("steps") as progress:
+        progress.update(3, 10)
+        assert "left" not in capsys.readouterr().err
+        progress.update(4, 10)
+        assert "left" in capsys.readouterr().err
+
+
+def test_what_is_waited_for_are_the_steps_of_the_run(
+    finished: Callable[..., Path],
+) -> None:
+    told: list[tuple[int, int]] = []
+    wait(finished("steps=2"), tell=lambda done, total: told.append((done, total)))
+    assert told == [(2, 2)]
 
 
 @pytest.mark.slow

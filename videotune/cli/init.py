@@ -38,6 +38,7 @@ from videotune.presets.recipes import (
     presets_of,
     recipe,
     recipes,
+    refuse_pictures_for_movement,
 )
 from videotune.presets.shipped import preset_card, read_preset
 
@@ -108,7 +109,8 @@ def init(
         if purpose is None:
             purpose = ask_purpose()
         if model is None:
-            model = ask_model(card.gigabytes)
+            model = ask_model(card.gigabytes, purpose)
+        refuse_pictures_for_movement(model, purpose)
         preset = best_preset(model, card.gigabytes)
 
         data = _absolute_if_local(data or ask_data())

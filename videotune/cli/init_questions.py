@@ -25,10 +25,13 @@ from videotune.planner.preset_fits import (
 )
 from videotune.presets.recipes import (
     find_model,
+    is_movement,
     models,
     motion_notes,
     recipe,
     recipes,
+    refuse_pictures_for_movement,
+    suits,
 )
 from videotune.presets.shipped import memory_class, preset_card, read_preset
 
@@ -99,19 +102,25 @@ def ask_purpose() -> str:
     return str(typer.prompt(question, default="concept", value_proc=_again(_purpose)))
 
 
-def ask_model(gigabytes: int) -> str:
-    """Ask for the model; those that fit the card come first.
+def ask_model(gigabytes: int, purpose: str) -> str:
+    """Ask for the model; those that fit the card come first. Models that cannot learn the
+    purpose are not offered.
 
     Args:
         gigabytes: memory of the card; 0: unknown.
+        purpose: what is to be learnt.
     """
     columns = ["model", "cards", "download"]
     if gigabytes:
         columns = ["model", f"on {gigabytes} GB", "hours", "download"]
 
     rows = []
+    left_out = []
     for model in _fitting_first(gigabytes):
-        rows.append([model, *_fit_cells(model, gigabytes), _download(model)])
+        if suits(model, purpose):
+            rows.append([model, *_fit_cells(model, gigabytes), _download(model)])
+        else:
+            left_out.append(model)
     print_table("models", columns, rows)
     if gigabytes:
         tell(
@@ -120,20 +129,35 @@ def ask_model(gigabytes: int) -> str:
         )
         for note in motion_notes(_presets_for(gigabytes)):
             tell(note)
-    default = first_choice(gigabytes)
+    if left_out:
+        names = ", ".join(left_out)
+        tell(
+            f"Not listed, as it generates single pictures without a {purpose}: {names}"
+        )
+
+    def model_of_answer(text: str) -> str:
+        model = find_model(text)
+        refuse_pictures_for_movement(model, purpose)
+        return model
+
+    default = first_choice(gigabytes, purpose)
     return str(
-        typer.prompt("Which model?", default=default, value_proc=_again(find_model))
+        typer.prompt(
+            "Which model?", default=default, value_proc=_again(model_of_answer)
+        )
     )
 
 
-def first_choice(gigabytes: int) -> str:
-    """Return the model that the studio names first for a card of a memory."""
+def first_choice(gigabytes: int, purpose: str) -> str:
+    """Return the model that the studio names first for a card of a memory; for a movement
+    it is one whose preset leaves the speed of motion as it is.
+    """
     from videotune.studio import first_model, model_choices
 
-    card = model_choices.ChosenCard(f"{gigabytes} GB", float(gigabytes))
-    preset = first_model.first_model(
-        card if gigabytes else model_choices.ChosenCard()
-    ).preset
+    card = model_choices.ChosenCard()
+    if gigabytes:
+        card = model_choices.ChosenCard(f"{gigabytes} GB", float(gigabytes))
+    preset = first_model.first_model(card, keeps_speed=is_movement(purpose)).preset
     return preset.removesuffix(f" {memory_class(preset)}GB")
 
 

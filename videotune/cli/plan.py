@@ -32,6 +32,7 @@ from videotune.cli.plan_options import (
 )
 from videotune.cli.plan_verdict import (
     free_text,
+    host_text,
     priced,
     sent_text,
     source_of_rates,
@@ -184,8 +185,8 @@ def show_summary(result: PlanResult) -> None:
         way = device["phases"][device["phase"]]["way"]
         how = "" if way == "unchanged" else f" ({way})"
         needed = memory_size(device["need_bytes"])
-        host = memory_size(_host_bytes(facts))
-        tell(f"most memory: {device['phase']}{how}, {needed}; of the host {host}")
+        host = host_text(facts, is_here=result.is_here)
+        tell(f"most memory: {device['phase']}{how}, {needed}; {host}")
         if unproven(facts):
             tell(unproven(facts))
     _show_processes(facts)
@@ -233,7 +234,7 @@ def show_details(result: PlanResult) -> None:
     if overhead:
         tell(overhead)
     if facts["device"]:
-        show_fit(facts)
+        show_fit(facts, is_here=result.is_here)
     show_notes(result.job, facts["notes"])
 
 
@@ -395,7 +396,7 @@ def show_shortage(disk: Mapping[str, Any]) -> None:
         )
 
 
-def show_fit(facts: Mapping[str, Any]) -> None:
+def show_fit(facts: Mapping[str, Any], *, is_here: bool) -> None:
     """Print the memory of device and host, the settings for it, and the time."""
     device = facts["device"]
     rows = []
@@ -409,12 +410,10 @@ def show_fit(facts: Mapping[str, Any]) -> None:
     tell(f"with {chosen}")
 
     host = facts["host"]
-    total = memory_size(host["total_bytes"])
-    line = f"host memory: {memory_size(host['need_bytes'])} of {total} here"
-    line += f" ({parts_text(host['parts'])})"
-    if host["need_bytes"] > host["total_bytes"]:
-        line += "; this machine has too little"
-    tell(line)
+    needed = host_text(facts, is_here=is_here).removeprefix("of the host ")
+    line = f"host memory: {needed}"
+    of_each = " of each process" if facts["processes"] else ""
+    tell(f"{line} (parts{of_each}: {parts_text(host['parts'])})")
 
     _show_processes(facts)
     if facts["hours"] is not None:
@@ -422,16 +421,6 @@ def show_fit(facts: Mapping[str, Any]) -> None:
         if facts["hours_beside"]:
             time += f", validation and previews {time_text(facts['hours_beside'], 0)}"
         tell(f"time: {time}; {source_of_rates(device)}")
-
-
-def _host_bytes(facts: Mapping[str, Any]) -> int:
-    """Return what all processes of a machine need of its host."""
-    processes = facts["processes"]
-    if processes:
-        bytes_of_all: int = processes["host_bytes_a_machine"]
-        return bytes_of_all
-    bytes_of_one: int = facts["host"]["need_bytes"]
-    return bytes_of_one
 
 
 def _show_processes(facts: Mapping[str, Any]) -> None:

@@ -36,14 +36,44 @@ def verdict(
         return f"needs {need} of device memory; does it fit: --card NAME or --vram GB"
 
     line = _fit_text(facts)
-    host = facts["host"]
-    if is_here and host["need_bytes"] > host["total_bytes"]:
-        memory = (
-            f"{memory_size(host['need_bytes'])} of {memory_size(host['total_bytes'])}"
+    if is_here and is_host_short(facts):
+        total = memory_size(facts["host"]["total_bytes"])
+        line = (
+            f"it does not fit this machine: the run keeps {memory_size(host_bytes(facts))} in "
+            f"the host's memory, which has {total}. For the card alone: {line}"
         )
-        also = ", but" if facts["fits"] else ";"
-        line += f"{also} host memory is short here: {memory}"
     return line + _time_and_price(facts) if facts["fits"] else line
+
+
+def host_bytes(facts: Mapping[str, Any]) -> int:
+    """Return what all processes of a machine need of its host."""
+    processes = facts["processes"]
+    if processes:
+        bytes_of_all: int = processes["host_bytes_a_machine"]
+        return bytes_of_all
+    bytes_of_one: int = facts["host"]["need_bytes"]
+    return bytes_of_one
+
+
+def is_host_short(facts: Mapping[str, Any]) -> bool:
+    """Return whether this machine's memory is less than a run keeps there."""
+    total: int = facts["host"]["total_bytes"]
+    return host_bytes(facts) > total
+
+
+def host_text(facts: Mapping[str, Any], *, is_here: bool) -> str:
+    """Return what a run keeps in the host's memory, and whose memory that is.
+
+    Args:
+        facts: The plan.
+        is_here: Whether the run may be on this machine.
+    """
+    needed = memory_size(host_bytes(facts))
+    if not is_here:
+        return f"the computer with that card needs {needed} of memory of its own"
+    total = memory_size(facts["host"]["total_bytes"])
+    text = f"of the host {needed} of {total} here"
+    return f"{text}, which is too little" if is_host_short(facts) else text
 
 
 def _fit_text(facts: Mapping[str, Any]) -> str:

@@ -343,10 +343,13 @@ def wait(
     """
     from videotune.commands.wait import wait as wait_for_run
 
-    with bar("waiting (steps)") as progress:
-        exit_code, status = wait_for_run(
-            run, step, timeout, lambda done: progress.update(done, step or max(done, 1))
+    if not run.exists():
+        echo(
+            f"There is no folder {run} yet: this waits until a run begins there. Ctrl-C "
+            "ends it."
         )
+    with bar("waiting (steps)") as progress:
+        exit_code, status = wait_for_run(run, step, timeout, progress.update)
     verdict = status["verdict"] or "none"
     recommended = status["recommended"] or "none"
     print(

@@ -12,15 +12,15 @@ from videotune.runs.run_life import life
 LOOK = 0.5
 """Seconds between two looks at a run's heartbeat."""
 
-StepFn = Callable[[int], object]
-"""Called with the number of a step."""
+StepFn = Callable[[int, int], object]
+"""Called with the step that is done and that which is waited for."""
 
 
 def wait(
     run: Path | str,
     step: int | None = None,
     timeout: float | None = None,
-    tell: StepFn = lambda _: None,
+    tell: StepFn = lambda done, total: None,
 ) -> tuple[int, dict[str, Any]]:
     """Block until a step is done, or until the run has ended.
 
@@ -30,7 +30,7 @@ def wait(
         run: the run folder.
         step: the step to wait for. None: the end.
         timeout: seconds after which to give up.
-        tell: called with each new step.
+        tell: called with each new step, as soon as the run says how many it has.
 
     Returns:
         (exit code, status). The code is 0 if that was reached, 1 if the run ended
@@ -38,10 +38,14 @@ def wait(
     """
     run = Path(run)
     deadline = None if timeout is None else time.monotonic() + timeout
+    total = step or 0
     while True:
         heartbeat = life(run)
         done = int(heartbeat["step"]) if heartbeat else 0
-        tell(done)
+        if heartbeat:
+            total = total or int(status(run)["steps"] or 0)
+        if heartbeat and total:
+            tell(done, total)
 
         is_reached = step is not None and done >= step
         has_stopped = heartbeat is not None and not heartbeat["alive"]

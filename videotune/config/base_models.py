@@ -69,6 +69,12 @@ def comfyui_files(base_model: str) -> list[str]:
     return files
 
 
+def has_pictures_only(base_model: str) -> bool:
+    """Return whether a base model generates single pictures, and no videos."""
+    is_listed: bool = _table().get(base_model, {}).get("pictures_only", False)
+    return is_listed
+
+
 def starting_keys(base_model: str) -> dict[str, Any]:
     """Return the keys that a new config or project of a base model begins with.
 

@@ -24,6 +24,7 @@ from videotune.config.optimizers import (
 )
 from videotune.config.schema import Config, leaves
 from videotune.config.suggestions import nearest_value
+from videotune.config.usual_rates import USUAL_RATES
 from videotune.config.validators import refuse_what_does_not_apply
 from videotune.errors import VideotuneError
 from videotune.model_spec import ModelSpec
@@ -91,14 +92,10 @@ def method_defaults(merged: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys whose default depends on the training method or the optimizer."""
     method = str(merged.get("training_method", "")).upper()
     defaults: dict[str, Any] = {}
-    if method == "FINE_TUNE":
-        defaults = {"learning_rate": 1e-5}
-    elif method == "EMBEDDING":
-        defaults = {
-            "learning_rate": 1e-3,
-            "caption_dropout": 0.0,
-            "transformer": {"train": False},
-        }
+    if method in USUAL_RATES and method != "LORA":
+        defaults = {"learning_rate": USUAL_RATES[method]}
+    if method == "EMBEDDING":
+        defaults |= {"caption_dropout": 0.0, "transformer": {"train": False}}
 
     optimizer = merged.get("optimizer")
     if isinstance(optimizer, Mapping):

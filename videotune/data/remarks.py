@@ -19,6 +19,7 @@ RemarkCode = Literal[
     "cuts",
     "damaged",
     "distorted",
+    "far_rate",
     "fast_clip",
     "few_held_out",
     "few_validations",
@@ -53,6 +54,7 @@ RemarkCode = Literal[
 """What a remark is about."""
 
 SERIOUS: tuple[RemarkCode, ...] = (
+    "far_rate",
     "numbered_stills",
     "caption_lines",
     "slow_clips",

@@ -35,6 +35,8 @@ from videotune.job.notes import (
     epoch_notes,
     interval_notes,
     micro_batch_notes,
+    pictures_only_notes,
+    rate_notes,
     reading_notes,
     unused_keys,
     unweighted_notes,
@@ -288,6 +290,8 @@ def open_job(
         config, windows_by_bucket, library, processes
     )
     notes = [
+        *rate_notes(config),
+        *pictures_only_notes(library, spec),
         *reading_notes(resolved, spec),
         *library.notes,
         *schedule_notes,

@@ -9,6 +9,7 @@ import numpy as np
 from videotune.config.applies import Facts, unused
 from videotune.config.resolve import Resolved
 from videotune.config.schema import Config
+from videotune.config.usual_rates import far_rates
 from videotune.data.library import Library
 from videotune.data.remarks import Remark, Urgent
 from videotune.data.window_table import WindowTable
@@ -83,6 +84,20 @@ def mixes(library: Library) -> bool:
     return len(np.unique(columns.still[~columns.held_out])) == 2
 
 
+def pictures_only_notes(library: Library, spec: ModelSpec) -> list[str]:
+    """Say if videos train a model of pictures, which learns nothing of their motion."""
+    columns = library.columns
+    has_videos = bool((~columns.still & ~columns.held_out).any())
+    if spec.rules.most_frames != 1 or not has_videos:
+        return []
+    text = (
+        f"{spec.title} generates single pictures: it learns from single frames of the videos, "
+        "and nothing of their motion"
+    )
+    notes: list[str] = [Urgent(text)]
+    return notes
+
+
 def unused_keys(
     resolved: Resolved,
     library: Library,
@@ -128,6 +143,11 @@ def facts_of(
         most_frames=max((kind.shape.frames for kind in kinds), default=None),
         samples_per_step=samples_per_step,
     )
+
+
+def rate_notes(config: Config) -> list[str]:
+    """Return a note for each learning rate that is far above the usual one."""
+    return [Remark("far_rate", text) for text in far_rates(config).values()]
 
 
 def warmup_note(config: Config, steps: int) -> list[str]:

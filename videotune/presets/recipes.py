@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from videotune.config.base_models import starting_keys
+from videotune.config.base_models import has_pictures_only, starting_keys
 from videotune.config.nested_keys import flatten, merge, unflatten
 from videotune.errors import VideotuneError, did_you_mean
 from videotune.files import read_json
@@ -53,7 +53,8 @@ def recipes() -> dict[str, dict[str, Any]]:
     """Return the recipes by purpose.
 
     A recipe has "about", epochs for a "small" and a "large" dataset, "keys" (with rows
-    of [value, reason, source]) and "advice".
+    of [value, reason, source]) and "advice"; "is_movement" is true if a model of pictures
+    cannot learn it.
     """
     return dict(read_json(Path(__file__).parents[1] / "config" / "recipes.json"))
 
@@ -63,6 +64,36 @@ def recipe(purpose: str) -> dict[str, Any]:
     if purpose not in recipes():
         raise VideotuneError(f"unknown purpose {purpose!r}{did_you_mean(recipes())}")
     return recipes()[purpose]
+
+
+def is_movement(purpose: str) -> bool:
+    """Return whether a purpose is a movement, which no single picture shows."""
+    return bool(recipe(purpose).get("is_movement", False))
+
+
+def refuse_pictures_for_movement(model: str, purpose: str) -> None:
+    """Raise VideotuneError if a model of pictures is to learn a movement.
+
+    Args:
+        model: A model or a preset, as ``find_model`` returns it.
+        purpose: What is to be learnt.
+    """
+    if not suits(model, purpose):
+        name = display_name(presets_of(model)[0])
+        raise VideotuneError(
+            f"{name} generates single pictures, so it learns no {purpose}. "
+            "Choose a model of videos, or another purpose."
+        )
+
+
+def suits(model: str, purpose: str) -> bool:
+    """Return whether a model can learn a purpose at all."""
+    preset = presets_of(model)[0]
+    return not (is_movement(purpose) and has_pictures_only(_base_model(preset)))
+
+
+def _base_model(preset: str) -> str:
+    return str(shipped.read_preset(preset).get("base_model_name", ""))
 
 
 def models() -> dict[str, list[str]]:
@@ -147,7 +178,7 @@ def _with_cards(names: Sequence[str]) -> str:
 def _spellings(model: str) -> list[str]:
     """Return what a model is called, by its own name first."""
     preset = models()[model][0]
-    repository = str(shipped.read_preset(preset).get("base_model_name", ""))
+    repository = _base_model(preset)
     return [model, display_name(preset), repository, repository.rpartition("/")[2]]
 
 

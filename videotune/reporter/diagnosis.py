@@ -13,6 +13,7 @@ from typing import Any
 
 from videotune.config.nested_keys import flatten
 from videotune.config.resolve import parse
+from videotune.config.usual_rates import far_rates
 from videotune.data.remarks import code_of, with_codes
 from videotune.files import read_json
 from videotune.latent_cache.view_bands import views_text
@@ -189,7 +190,7 @@ def _pictures(run: Run) -> Iterator[Finding]:
         return
 
     base_remark = remark_at(run.journal, 0)
-    advice = "lower learning_rate, or use an earlier checkpoint whose samples are good"
+    advice = _advice_on_rate(run)
     base = "; the base model's were good"
     if base_remark:
         base = f"; before training, {base_remark}"
@@ -198,14 +199,30 @@ def _pictures(run: Run) -> Iterator[Finding]:
             "look at the clips if samples do not move"
         )
     if run.is_toy:
-        advice = (
-            "the toy draws moving shapes alone; take a real model for filmed clips. "
-            f"With shapes: {advice}"
+        advice += (
+            ". If the clips are filmed: the toy draws moving shapes alone, so take a real "
+            "model for them"
         )
     name = "some pictures"
     if faulty_share(run.journal, step) >= MANY_FAULTY:
         name = "pictures"
     yield _finding(name, step=step, remark=remark, base=base, advice=advice)
+
+
+def _advice_on_rate(run: Run) -> str:
+    """Return the remedy for samples that the training has spoiled."""
+    if not run.config:
+        return (
+            "lower learning_rate, or use an earlier checkpoint whose samples are good"
+        )
+    config = parse(run.config["settings"])
+    far = far_rates(config)
+    if far:
+        return f"{'; '.join(far.values())}, in a new run"
+    return (
+        f"lower learning_rate (now {value_text(config.learning_rate)}), or use an earlier "
+        "checkpoint whose samples are good"
+    )
 
 
 def _overfitting(run: Run) -> Iterator[Finding]:

@@ -198,6 +198,12 @@ REMEDIES = (
         "video_config.windows",
     ),
     Remedy(
+        ("far_rate",),
+        "setting",
+        "Set the usual rate, unless you mean this one.",
+        "learning_rate",
+    ),
+    Remedy(
         ("transparency",),
         "bin",
         "Save the pictures on a plain ground and add them again, or remove them.",

@@ -5,6 +5,7 @@ training.
 from collections.abc import Mapping
 from typing import Any
 
+from videotune.config.usual_rates import TOO_HIGH, TOO_LOW
 from videotune.text import plain
 
 FAR = 10
@@ -20,7 +21,7 @@ COSTLY_KEYS = (
 )
 """Keys whose note also says the time and the disk that the plan has calculated."""
 
-_RATE_NOTES = ("the training may break", "it hardly learns")
+_RATE_NOTES = (TOO_HIGH, TOO_LOW)
 
 
 FAR_VALUES: dict[str, tuple[str, str]] = {

@@ -9,6 +9,7 @@ from typing import Any
 
 from videotune.config.nested_keys import flatten
 from videotune.files import read_json
+from videotune.presets.recipes import motion_notes
 from videotune.presets.shipped import read_preset
 from videotune.studio.model_choices import (
     ChosenCard,
@@ -44,7 +45,9 @@ def beginners_models() -> list[str]:
     return models
 
 
-def first_model(card: ChosenCard, clip_seconds: Sequence[float] = ()) -> FirstModel:
+def first_model(
+    card: ChosenCard, clip_seconds: Sequence[float] = (), *, keeps_speed: bool = False
+) -> FirstModel:
     """Return the preset to begin with.
 
     A model whose trained parts are as long as most clips comes before the others that
@@ -53,6 +56,7 @@ def first_model(card: ChosenCard, clip_seconds: Sequence[float] = ()) -> FirstMo
     Args:
         card: the card of the project.
         clip_seconds: how long each clip is, as far as it is known.
+        keeps_speed: prefer presets by which motion plays as fast as it was filmed.
     """
     used_card = card if card.gigabytes else UNKNOWN_CARD
     best_sizes = [_best_size(model, used_card) for model in beginners_models()]
@@ -68,6 +72,8 @@ def first_model(card: ChosenCard, clip_seconds: Sequence[float] = ()) -> FirstMo
         long_enough = _count_long_enough(size, clip_seconds)
         return not clip_seconds or 2 * long_enough >= len(clip_seconds)
 
+    if keeps_speed:
+        fitting.sort(key=lambda size: bool(motion_notes([size.preset])))
     size = next(filter(suits, fitting), fitting[0])
     return FirstModel(size.preset, _reason(size, used_card, clip_seconds))
 

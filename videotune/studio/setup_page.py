@@ -102,7 +102,7 @@ from videotune.text import disk_size, time_span
 
 routes = APIRouter()
 
-UNFOLDED_NOTES = ("caption_reading", "frame_count", "few_validations")
+UNFOLDED_NOTES = ("far_rate", "caption_reading", "frame_count", "few_validations")
 """Codes of the plan's notes that stand open on the page; the others are folded."""
 
 VERSION_HEADER = "VT-Settings"
