@@ -217,6 +217,11 @@ def presets() -> Mapping[str, Mapping[str, Any]]:
     return presets_by_name
 
 
+def is_of_a_preset(base_model: str) -> bool:
+    """Return whether a preset trains this base model."""
+    return any(facts["base"] == base_model for facts in presets().values())
+
+
 def preset_of_model(base_model: str, card: ChosenCard) -> str:
     """Return the preset of a base model that is best for a card; empty if none has it."""
     for family in families_for(card):

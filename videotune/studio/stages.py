@@ -22,6 +22,7 @@ from videotune.studio.run_settings import changed_settings
 from videotune.studio.run_states import BUSY_STATUSES
 from videotune.studio.settings_version import settings_version
 from videotune.studio.status import process_progress
+from videotune.studio.trained_model import trained_model
 from videotune.studio.verdict import plan_verdict
 from videotune.studio.web import PageContext, Regions, render
 from videotune.text import counted, duration, plain
@@ -157,7 +158,7 @@ def _model_stage(project: Project) -> Stage:
     card = facts.get("card") or (facts.get("vram") and f"{facts['vram']:g} GB")
     if not card and (gpus := gpu.list_gpus()):
         card = gpus[0].name
-    model = project.preset or projects.draft(project)["base_model_name"]
+    model = trained_model(project)
     text = f"{model}, {card}" if card else str(model)
     return Stage("model", "done", text, "setup")
 

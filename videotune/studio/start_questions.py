@@ -12,11 +12,11 @@ from huggingface_hub import constants
 
 from videotune.files import existing_folder
 from videotune.reporter.read import mapping, number
-from videotune.studio import plan_server, projects
-from videotune.studio.model_choices import runs_anywhere
+from videotune.studio import model_choices, plan_server, projects
 from videotune.studio.project_plan import plan_file, plan_question
 from videotune.studio.projects import Project
 from videotune.studio.this_computer import pending_download
+from videotune.studio.trained_model import replaced_base_model, trains_anywhere
 from videotune.studio.verdict import plan_verdict, trains_on_cpu_for_long
 from videotune.studio.web import FormData, reply
 from videotune.text import time_span
@@ -48,10 +48,18 @@ def start_questions(project: Project) -> Iterator[str]:
     if not project.has_model or not projects.datasets(project):
         return  # it is refused with a sentence of its own
 
+    base_model = replaced_base_model(project)
+    is_another_known_model = model_choices.is_of_a_preset(base_model)
+    if project.preset and is_another_known_model:
+        yield (
+            f"The setting “Base model name” is {base_model}: that is trained, and not the "
+            f"model of the preset {project.preset}."
+        )
+
     question = plan_question(project, "plan")
     answer = plan_server.answer_so_far(plan_file(project), question)
     plan = mapping(answer.get("plan") if answer.get("current") else None)
-    if not plan and not answer.get("current") and not runs_anywhere(project.preset):
+    if not plan and not answer.get("current") and not trains_anywhere(project):
         yield (
             "The plan of these settings is not calculated yet: it is not known whether "
             "the training fits, and how long it takes."

@@ -19,6 +19,7 @@ from videotune.studio.auto_caption import HUB_MODEL
 from videotune.studio.form import inherited_values
 from videotune.studio.hub_models import downloaded_models
 from videotune.studio.projects import Project, draft
+from videotune.studio.trained_model import trains_anywhere
 from videotune.text import time_span
 
 OWN_WEIGHTS = ("base_parts", "transformer.file", "text_encoder.file", "vae.file")
@@ -62,7 +63,7 @@ def needs_a_card(project: Project) -> bool:
     """Return whether the project's model trains on cards only, and this computer has
     none.
     """
-    return not model_choices.runs_anywhere(project.preset) and not gpu.list_gpus()
+    return not trains_anywhere(project) and not gpu.list_gpus()
 
 
 def notes_on_this_computer(project: Project, plan: Mapping[str, Any]) -> list[str]:
@@ -74,7 +75,7 @@ def notes_on_this_computer(project: Project, plan: Mapping[str, Any]) -> list[st
     """
     if not project.has_model:
         return []
-    if model_choices.runs_anywhere(project.preset):
+    if trains_anywhere(project):
         note = _note_on_trial(project, plan)
         return [note] if note else []
 
@@ -93,7 +94,7 @@ def hours_here(project: Project, plan: Mapping[str, Any]) -> float | None:
     """Return how long a trial takes on the CPU of this computer, if the plan is for a
     card that is elsewhere; None for other projects, or if it is not calculated.
     """
-    is_trial = project.has_model and model_choices.runs_anywhere(project.preset)
+    is_trial = project.has_model and trains_anywhere(project)
     if not is_trial or not card_elsewhere(project):
         return None
     return number(plan.get("cpu_hours"))

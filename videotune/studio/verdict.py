@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from videotune.reporter.read import mapping, number
-from videotune.studio import gpu, model_choices
+from videotune.studio import gpu
 from videotune.studio.projects import Project
 from videotune.studio.this_computer import (
     DiskNeed,
@@ -15,6 +15,7 @@ from videotune.studio.this_computer import (
     disk_needs,
     needs_a_card,
 )
+from videotune.studio.trained_model import trains_anywhere
 from videotune.text import disk_size, time_span
 
 Colour = Literal["good", "care", "bad", "quiet"]
@@ -67,7 +68,7 @@ def plan_verdict(project: Project, plan: Mapping[str, Any]) -> Verdict | None:
 def _verdict_without_problems(project: Project, plan: Mapping[str, Any]) -> Verdict:
     device = mapping(plan.get("device"))
     if plan.get("fits") is None:
-        if model_choices.runs_anywhere(project.preset):
+        if trains_anywhere(project):
             return Verdict("any computer", "good")
         return Verdict("no card chosen", "quiet")
 
