@@ -107,7 +107,12 @@ from videotune.text import disk_size, time_span
 
 routes = APIRouter()
 
-UNFOLDED_NOTES = ("caption_reading", "frame_count", "few_validations")
+VERDICT_NOTES = ("few_held_out", "few_validations")
+"""Codes of the plan's notes that say why a run ends without a verdict; those that hold
+stand open together, since mending one of them alone gives none.
+"""
+
+UNFOLDED_NOTES = ("caption_reading", "frame_count")
 """Codes of the plan's notes that stand open on the page; the others are folded."""
 
 VERSION_HEADER = "VT-Settings"
@@ -149,6 +154,8 @@ def plan(page: PageContext) -> str:
         remedies=remedies,
         notes=notes,
         unfolded_notes=UNFOLDED_NOTES,
+        verdict_notes=VERDICT_NOTES,
+        names_of={field.key: field.name for field in fields()},
         busy=bool(header.running_work(page.root)),
         licence=open_licence(answer),
         remedy_of=clip_words.remedy_of,

@@ -77,8 +77,8 @@ def _question_of_download(project: Project) -> Iterator[str]:
     if download is None or (download.gigabytes or LARGE_DOWNLOAD) < LARGE_DOWNLOAD:
         return
     size = "a size that is not known here"
-    if download.gigabytes is not None:
-        size = f"about {download.gigabytes:.0f} GB"
+    if download.size is not None:
+        size = str(download.size)
     hub_folder = Path(constants.HF_HUB_CACHE)
     free = shutil.disk_usage(existing_folder(hub_folder)).free / 1e9
     yield (

@@ -11,6 +11,7 @@ from typing import Any
 
 from huggingface_hub import constants
 
+from videotune.config.base_models import DownloadSize, download_size
 from videotune.config.nested_keys import flatten
 from videotune.files import existing_folder
 from videotune.reporter.read import mapping, number
@@ -35,8 +36,13 @@ class PendingDownload:
 
     model: str
 
-    gigabytes: float | None
-    """10^9 bytes of its published files; None if they are not known."""
+    size: DownloadSize | None
+    """What is known of its size; None if nothing is."""
+
+    @property
+    def gigabytes(self) -> float | None:
+        """10^9 bytes, at least; None if nothing is known of them."""
+        return None if self.size is None else self.size.gigabytes
 
 
 @dataclass(frozen=True)
@@ -83,8 +89,8 @@ def notes_on_this_computer(project: Project, plan: Mapping[str, Any]) -> list[st
     if download is None:
         return []
     size = "it is downloaded"
-    if download.gigabytes is not None:
-        size = f"about {download.gigabytes:.0f} GB are downloaded"
+    if download.size is not None:
+        size = f"{download.size} are downloaded"
     return [
         f"{download.model} is not on this computer: {size} when the training starts."
     ]
@@ -125,8 +131,7 @@ def pending_download(project: Project) -> PendingDownload | None:
         return None
 
     is_replaced = any(values.get(key) for key in OWN_WEIGHTS)
-    gigabytes = None if is_replaced else model_choices.download_size(base)
-    return PendingDownload(base, gigabytes)
+    return PendingDownload(base, None if is_replaced else download_size(base))
 
 
 def disk_needs(project: Project, plan: Mapping[str, Any]) -> list[DiskNeed]:
