@@ -19,7 +19,7 @@ from videotune.studio.this_computer import pending_download
 from videotune.studio.trained_model import replaced_base_model, trains_anywhere
 from videotune.studio.verdict import plan_verdict, trains_on_cpu_for_long
 from videotune.studio.web import FormData, reply
-from videotune.text import time_span
+from videotune.text import about_time_span
 
 LARGE_DOWNLOAD = 5.0
 """GB (10^9 bytes) from which a download is asked about."""
@@ -90,7 +90,7 @@ def _question_of_download(project: Project) -> Iterator[str]:
 def _question_of_time(project: Project, plan: Mapping[str, Any]) -> Iterator[str]:
     if trains_on_cpu_for_long(project, plan):
         hours = number(plan.get("cpu_hours"))
-        time = f"about {time_span(hours)}" if hours else "days"
+        time = about_time_span(hours) if hours else "days"
         yield (
             "This computer has no NVIDIA card, so it trains on the CPU, which takes "
             f"{time}."
@@ -100,4 +100,4 @@ def _question_of_time(project: Project, plan: Mapping[str, Any]) -> Iterator[str
         number(plan.get("hours_beside")) or 0.0
     )
     if hours >= LONG_HOURS:
-        yield f"The training takes about {time_span(hours)}."
+        yield f"The training takes {about_time_span(hours)}."

@@ -16,7 +16,7 @@ from videotune.studio.this_computer import (
     needs_a_card,
 )
 from videotune.studio.trained_model import trains_anywhere
-from videotune.text import disk_size, time_span
+from videotune.text import about_time_span, disk_size
 
 Colour = Literal["good", "care", "bad", "quiet"]
 
@@ -130,7 +130,7 @@ def _problems_elsewhere(project: Project, plan: Mapping[str, Any]) -> Iterator[P
     card = card_elsewhere(project) or f"cards of {memory:g} GB"
     reason = f"It fits {card}, and this computer has no NVIDIA card. A training here would use the CPU"
     hours = number(plan.get("cpu_hours"))
-    reason += f" and take about {time_span(hours)}." if hours else ", which takes days."
+    reason += f" and take {about_time_span(hours)}." if hours else ", which takes days."
 
     host = mapping(plan.get("host"))
     if number(host["need_bytes"]):
