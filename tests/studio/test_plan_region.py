@@ -26,6 +26,7 @@ from videotune.studio import (
     start_questions,
     this_computer,
 )
+from videotune.studio.memory_bar import memory_parts
 from videotune.text import duration
 
 HX = {"HX-Request": "true"}
@@ -631,3 +632,10 @@ def test_settings_are_found_by_the_words_of_other_trainers(
     setting = client.get(SETUP).text.partition(f'for="f-{key}"')[0]
     name = re.findall(r'data-name="([^"]*)"', setting)[-1]
     assert word in name
+
+
+def test_the_parts_of_the_memory_have_words_of_the_page() -> None:
+    assert memory_parts({"ring": 2.0, "weights": 1.0}) == [
+        ("blocks being copied to the card", 2.0),
+        ("weights", 1.0),
+    ]
