@@ -104,7 +104,10 @@ def _is_of_another_model(key: str, earlier_preset: str, preset: str) -> bool:
 @cache
 def _keys_of_presets() -> frozenset[str]:
     """Return the keys that presets set: their values depend on the model."""
-    return frozenset(key for name in presets() for key in flatten(read_preset(name)))
+    keys: set[str] = set()
+    for name in presets():
+        keys.update(flatten(read_preset(name)))
+    return frozenset(keys)
 
 
 def confirm_values(project: Project) -> None:

@@ -93,9 +93,16 @@ def _count_other_values(
     """
     preset_values = inherited_values(preset)
     set_by_preset = flatten(read_preset(preset))
-    keys = {key for key, origin in origins.items() if origin == "preset"}
-    keys |= {key for key in set_by_preset if origins.get(key) not in ("user", "plan")}
-    return sum(settings.get(key) != preset_values.get(key) for key in keys)
+    keys = {*set_by_preset, *origins}
+    count = 0
+    for key in keys:
+        origin = origins.get(key)
+        is_replaced = origin in ("user", "plan")
+        is_of_preset = origin == "preset" or key in set_by_preset
+        if is_replaced or not is_of_preset:
+            continue
+        count += settings.get(key) != preset_values.get(key)
+    return count
 
 
 def changed_settings(project: Project, run: Path) -> dict[str, Any]:
@@ -112,7 +119,8 @@ def changed_settings(project: Project, run: Path) -> dict[str, Any]:
     for key, frozen_value in flatten(mapping(config["settings"])).items():
         value = replaced_values.get(key, frozen_value)
         is_chosen = origins[key] in ("user", "preset")
-        if is_chosen and key not in KEYS_OF_PROJECT and value != preset_values.get(key):
+        is_own = key not in KEYS_OF_PROJECT
+        if is_chosen and is_own and value != preset_values.get(key):
             changed[key] = value
 
     clip_keys = _clip_keys(project, mapping(config["settings"]))
