@@ -92,6 +92,11 @@ def time_span(hours: float) -> str:
     )
 
 
+def about_time_span(hours: float) -> str:
+    """Return an estimated time span: "about 2 h 00 min", or "under 1 min"."""
+    return time_span(hours) if hours < 1 / 60 else f"about {time_span(hours)}"
+
+
 def moment(seconds: float) -> str:
     """Return a time, given in seconds since 1970, as text."""
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.clips import write_clip
 from tests.support.job_folders import ended_job
+from tests.support.reports import visible_text
 from videotune.data.remarks import Remark
 from videotune.studio import (
     clip_row,
@@ -22,7 +23,10 @@ from videotune.studio import (
     preset_hours,
     project_plan,
     projects,
+    start_questions,
+    this_computer,
 )
+from videotune.studio.memory_bar import memory_parts
 from videotune.text import duration
 
 HX = {"HX-Request": "true"}
@@ -559,3 +563,79 @@ def test_no_step_takes_an_unbelievably_short_time(
     for seconds, shown in ((0.0001, "&lt; 0.01"), (0.87, "0.87")):
         answer |= {"current": True, "plan": {**PLAN, "seconds_a_step": seconds}}
         assert f"<b>{shown}</b><span>seconds a step" in region(client)
+
+
+def test_reasons_that_prevent_a_verdict_together_stand_in_one_place(
+    client: Any, cats: projects.Project, answer: dict[str, Any]
+) -> None:
+    readings = "a verdict needs 3 validations, the run makes 2"
+    clips_aside = "1 clip is kept aside: 2 are needed"
+    changes = {
+        "notes": [clips_aside, "another note", readings],
+        "note_codes": ["few_held_out", "cropped", "few_validations"],
+    }
+    answer.update({"plan": PLAN | changes, "current": True, "measuring": False})
+    shown = region(client)
+    together = shown.partition('id="no-verdict"')[2].partition("</div>")[0]
+    assert "for 2 reasons together" in together
+    assert readings in together
+    assert clips_aside in together
+    assert "1 note<" in shown
+
+    changes = {"notes": [clips_aside], "note_codes": ["few_held_out"]}
+    answer["plan"] = PLAN | changes
+    assert clips_aside in region(client).partition('id="plan-notes"')[0]
+    assert 'id="plan-notes"' not in region(client)
+
+
+def test_the_plan_names_the_dtype_in_which_weights_are_kept(
+    client: Any, cats: projects.Project, answer: dict[str, Any]
+) -> None:
+    settings = {"weight_dtype": "FLOAT_8", "train_dtype": "BFLOAT_16"}
+    changes = {"settings": {**settings, "transformer": {"weight_dtype": "auto"}}}
+    answer.update({"plan": PLAN | changes, "current": True, "measuring": False})
+    assert "FLOAT_8" in visible_text(region(client))
+    settings["weight_dtype"] = "BFLOAT_16"
+    answer["plan"] = PLAN | {"settings": settings}
+    assert 'id="plan-dtype"' not in region(client)
+
+
+def test_the_size_of_a_download_is_the_same_at_the_start_and_in_the_list(
+    client: Any, cats: projects.Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(this_computer, "downloaded_models", list)
+    model = "Wan-AI/Wan2.2-TI2V-5B-Diffusers"
+    size = model_choices.sizes_of_model(model)[0]
+    projects.update(cats, preset=size.preset)
+    current = projects.find_project(cats.folder.parent, "cats")
+    questions = " ".join(start_questions.start_questions(current))
+    assert f"is downloaded first: {size.download}," in questions
+    notes = " ".join(this_computer.notes_on_this_computer(current, {}))
+    assert f"{size.download} are downloaded" in notes
+
+
+@pytest.mark.parametrize(
+    ("word", "key"),
+    [
+        ("quant", "weight_dtype"),
+        ("quantization", "weight_dtype"),
+        ("fp8", "weight_dtype"),
+        ("4-bit", "weight_dtype"),
+        ("precision", "train_dtype"),
+        ("block swap", "layer_offload_fraction"),
+        ("lr", "learning_rate"),
+    ],
+)
+def test_settings_are_found_by_the_words_of_other_trainers(
+    client: Any, cats: projects.Project, word: str, key: str
+) -> None:
+    setting = client.get(SETUP).text.partition(f'for="f-{key}"')[0]
+    name = re.findall(r'data-name="([^"]*)"', setting)[-1]
+    assert word in name
+
+
+def test_the_parts_of_the_memory_have_words_of_the_page() -> None:
+    assert memory_parts({"ring": 2.0, "weights": 1.0}) == [
+        ("blocks being copied to the card", 2.0),
+        ("weights", 1.0),
+    ]

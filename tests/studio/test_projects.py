@@ -1,6 +1,7 @@
 """Projects, what is sent to them, and paths that cannot leave them."""
 
 import io
+import json
 import os
 import zipfile
 from pathlib import Path
@@ -40,7 +41,10 @@ def test_a_project_is_made_listed_renamed_and_put_aside(
         client.post("/p/my-cats/rename", data={"title": "Kätzchen"}).status_code == 204
     )
     assert projects.find_project(tmp_path, "my-cats").title == "Kätzchen"
-    assert client.post("/p/my-cats/remove").status_code == 204
+    removed = client.post("/p/my-cats/remove")
+    assert removed.status_code == 204
+    undo = json.loads(removed.headers["HX-Trigger"])["toast"]["action"]
+    assert (undo["words"], undo["post"]) == ("Undo", "/bin/restore")
     assert [one.name for one in projects.list_projects(tmp_path)] == ["my-cats-2"]
     assert (
         client.post(

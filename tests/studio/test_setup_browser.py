@@ -234,3 +234,17 @@ def test_a_search_shows_settings_of_that_name_and_stays_while_one_is_set(
     assert page.locator("#all .setting:visible").count() > 2
     page.locator("#find").fill("")
     assert page.locator("#all .keys[open]").count() == 0
+
+
+def test_a_search_leads_to_the_main_settings_too(bench: Bench, page: Any) -> None:
+    projects.create(bench.root, "Rate", preset="toy")
+    page.goto(f"{bench.address}/p/rate/setup")
+    page.locator("#find").fill("lr")
+    link = page.locator("#front-found a").first
+    assert link.inner_text().startswith("Learning rate")
+    link.click()
+    assert page.url.endswith("#f-learning_rate")
+    page.locator("#find").fill("block swap")
+    page.locator('[id="f-layer_offload_fraction"]').wait_for()
+    assert page.locator("#front-found").is_hidden()
+    assert page.locator("#none-found").is_hidden()

@@ -18,6 +18,7 @@ from videotune.studio import (
     verdict,
 )
 from videotune.studio.verdict import plan_verdict
+from videotune.text import about_time_span
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -145,7 +146,7 @@ def test_a_large_download_is_asked_about_before_any_start(
     reply = client.post(address, data=form)
     assert reply.status_code == 409
     (line,) = json.loads(reply.headers["HX-Trigger"])["ask"]["lines"]
-    assert "about 29 GB" in line
+    assert "about 28.9 GB" in line
     assert "10,000 GB are free" in line
     assert queued == []
 
@@ -211,3 +212,8 @@ def test_a_start_before_the_plan_is_asked_about_but_not_of_a_trial(
     assert "not calculated yet" in lines[0]
     projects.update(cats, preset="toy")
     assert client.post("/p/cats/setup/start", data={}).status_code == 204
+
+
+def test_a_time_under_a_minute_is_not_called_about() -> None:
+    assert about_time_span(0.001) == "under 1 min"
+    assert about_time_span(2.0) == "about 2 h 00 min"

@@ -14,7 +14,6 @@ from videotune.presets.shipped import read_preset
 from videotune.studio.model_choices import (
     ChosenCard,
     ModelSize,
-    download_size,
     runs_anywhere,
     sizes_of_model,
 )
@@ -96,9 +95,8 @@ def _best_size(model: str, card: ChosenCard) -> ModelSize | None:
 def _reason(size: ModelSize, card: ChosenCard, clip_seconds: Sequence[float]) -> str:
     """Return why a size is the one to begin with."""
     parts = [f"made for cards of {size.memory_class} GB"]
-    gigabytes = download_size(size.base_model)
-    if gigabytes is not None:
-        parts.append(f"a download of about {gigabytes:.0f} GB")
+    if size.download:
+        parts.append(f"a download of {size.download}")
     if size.licence:
         parts.append(f"licence {size.licence}")
 

@@ -8,6 +8,7 @@ from typing import Any
 from videotune.queue import entries as queued
 from videotune.queue.jobs import all_jobs
 from videotune.reporter.read import mapping
+from videotune.studio.failures import newest_training, open_failure
 from videotune.studio.projects import find_project, list_projects
 from videotune.studio.status import process_progress, read_live
 from videotune.studio.web import PageContext, Regions, render
@@ -73,13 +74,30 @@ def _row(kind: str, project_name: str, about: str) -> dict[str, Any]:
         "left": "",
         "paused": False,
         "doing": "",
+        "failed": "",
     }
+
+
+def failed_runs(root: Path) -> list[dict[str, Any]]:
+    """Return the failed trainings to which the user has not reacted yet, at most one for
+    each project: the newest.
+    """
+    if not (root / QUEUE_FOLDER).is_dir():
+        return []
+    rows = []
+    for project in list_projects(root):
+        entry = newest_training(root / QUEUE_FOLDER, project)
+        reason = open_failure(project, entry)
+        if entry is not None and reason:
+            row = _row(entry.kind, project.name, entry.run.name)
+            rows.append({**row, "title": project.title, "failed": reason})
+    return rows
 
 
 def status(page: PageContext) -> str:
     """Render what runs now, the open project's work first."""
     open_name = page.project.name if page.project else None
-    rows = running_work(page.root)
+    rows = [*running_work(page.root), *failed_runs(page.root)]
     return render(
         "status",
         rows=sorted(rows, key=lambda row: row["project"] != open_name),

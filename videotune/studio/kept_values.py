@@ -1,23 +1,24 @@
-"""The user's own values after a change of the model: which of them the new model sets
-otherwise.
+"""The user's own values after a change of the model: which of them belong to the earlier
+one.
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 from videotune.config.nested_keys import flatten
+from videotune.presets.shipped import read_preset
 from videotune.studio import projects
 from videotune.studio.far_values import unusual_values
 from videotune.studio.form import fields, format_value, inherited_values, set_key
 from videotune.studio.model_choices import presets
 from videotune.studio.projects import Project, draft
 from videotune.studio.records import EarlierValue
+from videotune.studio.starting_values import starting_values
 
 
 @dataclass(frozen=True)
 class KeptValue:
-    """A value that was set for an earlier model, and that the present one sets
-    otherwise.
-    """
+    """A value that was set for an earlier model, and is not the present one's."""
 
     key: str
     name: str
@@ -39,7 +40,10 @@ def values_before_change(project: Project) -> dict[str, EarlierValue] | None:
         return None
     earlier_values = project.facts.get("earlier_values", {})
     values: dict[str, EarlierValue] = {}
+    starting = starting_values(project)
     for key, value in flatten(draft(project)).items():
+        if key in starting:
+            continue
         earlier = earlier_values.get(key)
         if earlier is not None and earlier["value"] == value:
             values[key] = earlier
@@ -65,7 +69,7 @@ def kept_values(project: Project) -> list[KeptValue]:
         if earlier is None or values.get(field.key) != earlier["value"]:
             continue
         is_usual = values[field.key] == usual.get(field.key)
-        if not is_usual and _usual_differs(
+        if not is_usual and _is_of_another_model(
             field.key, earlier["preset"], project.preset
         ):
             row = KeptValue(
@@ -79,14 +83,31 @@ def kept_values(project: Project) -> list[KeptValue]:
     return rows
 
 
-def _usual_differs(key: str, earlier_preset: str, preset: str) -> bool:
-    """Return whether two presets set a key differently."""
+def _is_of_another_model(key: str, earlier_preset: str, preset: str) -> bool:
+    """Return whether a value belongs to the model for which it was set.
+
+    For another model it does if presets set its key. For another size of the same model
+    it does only if the two presets set it differently.
+    """
     if earlier_preset == preset:
         return False
     if earlier_preset not in presets():  # it came with another version of the studio
         return True
+    if preset not in presets():
+        return False
+    if presets()[earlier_preset]["base"] != presets()[preset]["base"]:
+        return key in _keys_of_presets()
     earlier_value = inherited_values(earlier_preset).get(key)
     return bool(earlier_value != inherited_values(preset).get(key))
+
+
+@cache
+def _keys_of_presets() -> frozenset[str]:
+    """Return the keys that presets set: their values depend on the model."""
+    keys: set[str] = set()
+    for name in presets():
+        keys.update(flatten(read_preset(name)))
+    return frozenset(keys)
 
 
 def confirm_values(project: Project) -> None:

@@ -6,11 +6,15 @@ MEMORY_COLOURS = 7
 """Parts of a card's memory that the bar tells apart."""
 
 
+WORDS = {"ring": "blocks being copied to the card"}
+"""What a part is called on the page, if it is not called by its name in the plan."""
+
+
 def memory_parts(sizes: Mapping[str, float]) -> list[tuple[str, float]]:
     """Return the parts of a card's memory, the largest first; the smallest are one part
     where there are more than the bar has colours.
     """
-    parts = [(name, size) for name, size in sizes.items() if size]
+    parts = [(WORDS.get(name, name), size) for name, size in sizes.items() if size]
     parts.sort(key=lambda part: -part[1])
     if len(parts) <= MEMORY_COLOURS:
         return parts

@@ -191,14 +191,6 @@ def _model_facts() -> Mapping[str, Mapping[str, Any]]:
     return read_json(Path(__file__).with_name("presets.json"))
 
 
-def download_size(base_model: str) -> float | None:
-    """Return about how many GB (of 10^9 bytes) a base model has on the Hub, as far as its
-    published files are known; None if they are not.
-    """
-    size = base_models.download_size(base_model)
-    return size.gigabytes if size is not None and size.is_published else None
-
-
 @cache
 def presets() -> Mapping[str, Mapping[str, Any]]:
     """Return the text, base model, GPU memory and facts (presets.json) of each preset."""
@@ -215,6 +207,11 @@ def presets() -> Mapping[str, Mapping[str, Any]]:
             **facts_by_model.get(base_model, {}),
         }
     return presets_by_name
+
+
+def is_of_a_preset(base_model: str) -> bool:
+    """Return whether a preset trains this base model."""
+    return any(facts["base"] == base_model for facts in presets().values())
 
 
 def preset_of_model(base_model: str, card: ChosenCard) -> str:

@@ -36,6 +36,7 @@ from videotune.studio.web import (
     PageContext,
     PostedForm,
     Regions,
+    ToastAction,
     fragment,
     page_response,
     render,
@@ -235,8 +236,9 @@ def remove(page: CurrentPage) -> Response:
 
     for entry in queue_page.project_entries(page.root, project):
         queued.remove(page.root / header.QUEUE_FOLDER, entry.name)
-    trash.move_to_trash(page.root, "project", project.title, [project.folder])
-    return reply(f"{project.title} is in the bin")
+    item = trash.move_to_trash(page.root, "project", project.title, [project.folder])
+    undo = ToastAction(words="Undo", post="/bin/restore", values={"id": item})
+    return reply(f"{project.title} is in the bin", action=undo)
 
 
 @routes.post("/bin/restore")

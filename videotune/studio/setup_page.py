@@ -71,11 +71,16 @@ from videotune.studio.setting_values import describe_values
 from videotune.studio.settings_version import settings_version
 from videotune.studio.sound_settings import base_model_of, prompt_files, shown_fields
 from videotune.studio.start_questions import ask_before_start
-from videotune.studio.starting_values import follow_model
+from videotune.studio.starting_values import follow_model, reset, starting_values
 from videotune.studio.this_computer import (
     card_elsewhere,
     hours_here,
     notes_on_this_computer,
+)
+from videotune.studio.trained_model import (
+    replaced_base_model,
+    trained_model,
+    trains_anywhere,
 )
 from videotune.studio.uploads import receive, temporary_upload
 from videotune.studio.verdict import plan_verdict
@@ -102,7 +107,12 @@ from videotune.text import disk_size, time_span
 
 routes = APIRouter()
 
-UNFOLDED_NOTES = ("far_rate", "caption_reading", "frame_count", "few_validations")
+VERDICT_NOTES = ("few_held_out", "few_validations")
+"""Codes of the plan's notes that say why a run ends without a verdict; those that hold
+stand open together, since mending one of them alone gives none.
+"""
+
+UNFOLDED_NOTES = ("far_rate", "caption_reading", "frame_count")
 """Codes of the plan's notes that stand open on the page; the others are folded."""
 
 VERSION_HEADER = "VT-Settings"
@@ -127,6 +137,7 @@ def plan(page: PageContext) -> str:
     return render(
         "setup_plan",
         project=project,
+        model=trained_model(project),
         version=version,
         answer=answer,
         plan=current_plan,
@@ -134,7 +145,7 @@ def plan(page: PageContext) -> str:
             row | {"uncaptioned": clip_row.needs_caption(row)}
             for row in _unusable_clips(project)
         ],
-        runs_anywhere=model_choices.runs_anywhere(project.preset),
+        runs_anywhere=trains_anywhere(project),
         kept=kept_values(project),
         here=notes_on_this_computer(project, current_plan),
         hours_here=hours_here(project, current_plan),
@@ -143,6 +154,8 @@ def plan(page: PageContext) -> str:
         remedies=remedies,
         notes=notes,
         unfolded_notes=UNFOLDED_NOTES,
+        verdict_notes=VERDICT_NOTES,
+        names_of={field.key: field.name for field in fields()},
         busy=bool(header.running_work(page.root)),
         licence=open_licence(answer),
         remedy_of=clip_words.remedy_of,
@@ -177,6 +190,7 @@ def settings(page: PageContext) -> str:
     own = flatten(draft(project))
     inherited = inherited_values(project.preset)
     takes = conditions_taken(project, own, inherited)
+    starting = starting_values(project)
     problem = _base_model_problem(page, base_model_of(own, inherited))
     notes = unusual_values(own, inherited, _costs(page))
     if problem is not None:
@@ -185,7 +199,11 @@ def settings(page: PageContext) -> str:
     return render(
         "setup_fields",
         project=project,
+        model=trained_model(project),
+        replaced=replaced_base_model(project),
         own=own,
+        starting=starting,
+        set_by_user=[key for key in own if key not in starting],
         below=inherited,
         inactive={
             **inactive_reasons({**inherited, **own}),
@@ -470,8 +488,7 @@ def change(act: str, page: CurrentPage, form: PostedForm) -> Response:
     elif act == "replan":
         plan_file(project).unlink(missing_ok=True)
     elif act == "reset":
-        with projects.lock_of(project.folder):
-            projects.save_draft(project, {})
+        reset(project)
     else:
         raise VideotuneError(f"the page Setup has no action {act[:40]}")
     return _with_version(reply(), project)

@@ -15,6 +15,7 @@ from videotune.reporter.outcome import FINISHED_STATES
 from videotune.reporter.read import Run, mapping
 from videotune.studio import clip_row, clip_words, clips, gpu, projects, run_states
 from videotune.studio.clip_row import ClipRow
+from videotune.studio.failures import open_failure
 from videotune.studio.form import inherited_values
 from videotune.studio.project_plan import plan_answer
 from videotune.studio.projects import Project
@@ -22,6 +23,7 @@ from videotune.studio.run_settings import changed_settings
 from videotune.studio.run_states import BUSY_STATUSES
 from videotune.studio.settings_version import settings_version
 from videotune.studio.status import process_progress
+from videotune.studio.trained_model import trained_model
 from videotune.studio.verdict import plan_verdict
 from videotune.studio.web import PageContext, Regions, render
 from videotune.text import counted, duration, plain
@@ -35,7 +37,7 @@ StateOfRun = tuple[Run, QueueEntry | None, QueuedJob | None, str]
 """What ``run_states.run_state`` returns."""
 
 CHANGE_TOLERANCE = 1.0
-"""Seconds by which a change of the settings must be later than the end of a run."""
+"""Seconds by which a change of the settings must be later than the start of a run."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,7 @@ def _model_stage(project: Project) -> Stage:
     card = facts.get("card") or (facts.get("vram") and f"{facts['vram']:g} GB")
     if not card and (gpus := gpu.list_gpus()):
         card = gpus[0].name
-    model = project.preset or projects.draft(project)["base_model_name"]
+    model = trained_model(project)
     text = f"{model}, {card}" if card else str(model)
     return Stage("model", "done", text, "setup")
 
@@ -173,6 +175,10 @@ def _run_stages(page: PageContext) -> Iterator[Stage]:
         return
 
     state = run_states.run_state(page, names[0])
+    failure = open_failure(page.current_project, state[1])
+    if failure and state[3] not in BUSY_STATUSES:
+        yield from _stages_of_failure(names[0], state[0], plan, failure)
+        return
     if has_changed_since(page.current_project, state):
         yield plan
         text = f"settings changed since {names[0]}"
@@ -181,12 +187,32 @@ def _run_stages(page: PageContext) -> Iterator[Stage]:
         return
 
     # A run makes its own plan at its start, so nobody waits for this one.
-    own_plan = (
-        "makes its own when it starts" if state[3] == "queued" else "made its own"
-    )
-    text = plan.text if plan.state == "done" else f"{names[0]} {own_plan}"
+    text = f"that of {names[0]}"
+    if plan.state == "done":
+        text = plan.text
+    elif state[3] == "queued":
+        text = f"{names[0]} makes its own when it starts"
     yield Stage("plan", "done", text, plan.page)
     yield from _stages_of_run(names[0], state)
+
+
+def _stages_of_failure(
+    name: str, run: Run, plan: Stage, reason: str
+) -> Iterator[Stage]:
+    """Yield the stages of a run whose last process has failed."""
+    plan_text = plan.text if plan.state == "done" else f"that of {name}"
+    yield Stage("plan", "done", plan_text, plan.page)
+
+    text = f"{name} failed: {reason}"
+    action = "See why it failed"
+    yield Stage("run", "blocked", text, "train", action, name, part="r-run")
+
+    if run.exports:
+        yield Stage(
+            "result", "done", f"of {name}, before it failed", "results", run=name
+        )
+    else:
+        yield Stage("result", "open", "after the run", "results", run=name)
 
 
 def _older_result(name: str, run: Run) -> Stage:
@@ -201,19 +227,29 @@ def has_changed_since(project: Project, state: StateOfRun) -> bool:
     """Return whether the settings have changed since a run ended, or are of another
     model.
     """
-    run, entry, job, code = state
+    run, _, _, code = state
     if code in BUSY_STATUSES:
         return False
     if _is_of_another_model(project, run):
         return True
 
-    times = [run.written or 0.0]
-    times += [] if entry is None else [entry.added]
-    times += [] if job is None else [job.started]
     settings_changed = settings_version(project) / 1e6
-    if settings_changed <= max(times) + CHANGE_TOLERANCE:
+    if settings_changed <= _settings_taken(state) + CHANGE_TOLERANCE:
         return False
     return run.config is None or _values_differ(project, run)
+
+
+def _settings_taken(state: StateOfRun) -> float:
+    """Return when a run took the settings of the project, in seconds since 1970: as it was
+    queued first. A resume takes those of the run.
+    """
+    run, entry, job, _ = state
+    if entry is not None:
+        return entry.added
+    starts = run.of_kind("start")
+    if starts:
+        return float(starts[0].get("time") or 0.0)
+    return 0.0 if job is None else job.started
 
 
 def _values_differ(project: Project, run: Run) -> bool:

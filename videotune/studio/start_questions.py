@@ -12,14 +12,14 @@ from huggingface_hub import constants
 
 from videotune.files import existing_folder
 from videotune.reporter.read import mapping, number
-from videotune.studio import plan_server, projects
-from videotune.studio.model_choices import runs_anywhere
+from videotune.studio import model_choices, plan_server, projects
 from videotune.studio.project_plan import plan_file, plan_question
 from videotune.studio.projects import Project
 from videotune.studio.this_computer import pending_download
+from videotune.studio.trained_model import replaced_base_model, trains_anywhere
 from videotune.studio.verdict import plan_verdict, trains_on_cpu_for_long
 from videotune.studio.web import FormData, reply
-from videotune.text import time_span
+from videotune.text import about_time_span
 
 LARGE_DOWNLOAD = 5.0
 """GB (10^9 bytes) from which a download is asked about."""
@@ -48,10 +48,18 @@ def start_questions(project: Project) -> Iterator[str]:
     if not project.has_model or not projects.datasets(project):
         return  # it is refused with a sentence of its own
 
+    base_model = replaced_base_model(project)
+    is_another_known_model = model_choices.is_of_a_preset(base_model)
+    if project.preset and is_another_known_model:
+        yield (
+            f"The setting “Base model name” is {base_model}: that is trained, and not the "
+            f"model of the preset {project.preset}."
+        )
+
     question = plan_question(project, "plan")
     answer = plan_server.answer_so_far(plan_file(project), question)
     plan = mapping(answer.get("plan") if answer.get("current") else None)
-    if not plan and not answer.get("current") and not runs_anywhere(project.preset):
+    if not plan and not answer.get("current") and not trains_anywhere(project):
         yield (
             "The plan of these settings is not calculated yet: it is not known whether "
             "the training fits, and how long it takes."
@@ -69,8 +77,8 @@ def _question_of_download(project: Project) -> Iterator[str]:
     if download is None or (download.gigabytes or LARGE_DOWNLOAD) < LARGE_DOWNLOAD:
         return
     size = "a size that is not known here"
-    if download.gigabytes is not None:
-        size = f"about {download.gigabytes:.0f} GB"
+    if download.size is not None:
+        size = str(download.size)
     hub_folder = Path(constants.HF_HUB_CACHE)
     free = shutil.disk_usage(existing_folder(hub_folder)).free / 1e9
     yield (
@@ -82,7 +90,7 @@ def _question_of_download(project: Project) -> Iterator[str]:
 def _question_of_time(project: Project, plan: Mapping[str, Any]) -> Iterator[str]:
     if trains_on_cpu_for_long(project, plan):
         hours = number(plan.get("cpu_hours"))
-        time = f"about {time_span(hours)}" if hours else "days"
+        time = about_time_span(hours) if hours else "days"
         yield (
             "This computer has no NVIDIA card, so it trains on the CPU, which takes "
             f"{time}."
@@ -92,4 +100,4 @@ def _question_of_time(project: Project, plan: Mapping[str, Any]) -> Iterator[str
         number(plan.get("hours_beside")) or 0.0
     )
     if hours >= LONG_HOURS:
-        yield f"The training takes about {time_span(hours)}."
+        yield f"The training takes {about_time_span(hours)}."

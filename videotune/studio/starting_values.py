@@ -1,11 +1,34 @@
 """The values that a project begins with for its model, as ``videotune init`` writes them."""
 
+from typing import Any
+
 from videotune.config.base_models import starting_keys
 from videotune.config.nested_keys import flatten, unflatten
 from videotune.studio import projects
 from videotune.studio.form import inherited_values
 from videotune.studio.projects import Project, draft
 from videotune.studio.sound_settings import base_model_of
+
+
+def starting_values(project: Project) -> dict[str, Any]:
+    """Return those of the project's values with which its model begins, by dotted name;
+    without those that the user has changed.
+    """
+    keys = flatten(draft(project))
+    model = base_model_of(keys, inherited_values(project.preset))
+    return {
+        key: value
+        for key, value in flatten(starting_keys(model)).items()
+        if keys.get(key) == value
+    }
+
+
+def reset(project: Project) -> None:
+    """Set all settings back to those with which the project's model begins."""
+    model = base_model_of({}, inherited_values(project.preset))
+    with projects.lock_of(project.folder):
+        projects.save_draft(project, starting_keys(model))
+    projects.update(project, earlier_values=None)
 
 
 def follow_model(project: Project, preset: str) -> None:

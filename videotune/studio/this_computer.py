@@ -11,6 +11,7 @@ from typing import Any
 
 from huggingface_hub import constants
 
+from videotune.config.base_models import DownloadSize, download_size
 from videotune.config.nested_keys import flatten
 from videotune.files import existing_folder
 from videotune.reporter.read import mapping, number
@@ -19,6 +20,7 @@ from videotune.studio.auto_caption import HUB_MODEL
 from videotune.studio.form import inherited_values
 from videotune.studio.hub_models import downloaded_models
 from videotune.studio.projects import Project, draft
+from videotune.studio.trained_model import trains_anywhere
 from videotune.text import time_span
 
 OWN_WEIGHTS = ("base_parts", "transformer.file", "text_encoder.file", "vae.file")
@@ -34,8 +36,13 @@ class PendingDownload:
 
     model: str
 
-    gigabytes: float | None
-    """10^9 bytes of its published files; None if they are not known."""
+    size: DownloadSize | None
+    """What is known of its size; None if nothing is."""
+
+    @property
+    def gigabytes(self) -> float | None:
+        """10^9 bytes, at least; None if nothing is known of them."""
+        return None if self.size is None else self.size.gigabytes
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,7 @@ def needs_a_card(project: Project) -> bool:
     """Return whether the project's model trains on cards only, and this computer has
     none.
     """
-    return not model_choices.runs_anywhere(project.preset) and not gpu.list_gpus()
+    return not trains_anywhere(project) and not gpu.list_gpus()
 
 
 def notes_on_this_computer(project: Project, plan: Mapping[str, Any]) -> list[str]:
@@ -74,7 +81,7 @@ def notes_on_this_computer(project: Project, plan: Mapping[str, Any]) -> list[st
     """
     if not project.has_model:
         return []
-    if model_choices.runs_anywhere(project.preset):
+    if trains_anywhere(project):
         note = _note_on_trial(project, plan)
         return [note] if note else []
 
@@ -82,8 +89,8 @@ def notes_on_this_computer(project: Project, plan: Mapping[str, Any]) -> list[st
     if download is None:
         return []
     size = "it is downloaded"
-    if download.gigabytes is not None:
-        size = f"about {download.gigabytes:.0f} GB are downloaded"
+    if download.size is not None:
+        size = f"{download.size} are downloaded"
     return [
         f"{download.model} is not on this computer: {size} when the training starts."
     ]
@@ -93,7 +100,7 @@ def hours_here(project: Project, plan: Mapping[str, Any]) -> float | None:
     """Return how long a trial takes on the CPU of this computer, if the plan is for a
     card that is elsewhere; None for other projects, or if it is not calculated.
     """
-    is_trial = project.has_model and model_choices.runs_anywhere(project.preset)
+    is_trial = project.has_model and trains_anywhere(project)
     if not is_trial or not card_elsewhere(project):
         return None
     return number(plan.get("cpu_hours"))
@@ -124,8 +131,7 @@ def pending_download(project: Project) -> PendingDownload | None:
         return None
 
     is_replaced = any(values.get(key) for key in OWN_WEIGHTS)
-    gigabytes = None if is_replaced else model_choices.download_size(base)
-    return PendingDownload(base, gigabytes)
+    return PendingDownload(base, None if is_replaced else download_size(base))
 
 
 def disk_needs(project: Project, plan: Mapping[str, Any]) -> list[DiskNeed]:

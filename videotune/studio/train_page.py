@@ -41,7 +41,11 @@ from videotune.studio.preview_clips import nearest
 from videotune.studio.preview_outlook import preview_outlook
 from videotune.studio.projects import Project, inside
 from videotune.studio.queue_page import run_folder, run_job, training_entry
-from videotune.studio.run_settings import changed_settings
+from videotune.studio.run_settings import (
+    describe_use,
+    replace_preset,
+    settings_of_run,
+)
 from videotune.studio.run_states import (
     BUSY_STATUSES,
     entries_ahead,
@@ -118,6 +122,9 @@ def run_context(page: PageContext) -> dict[str, Any]:
         "ranks": ranks,
         "stragglers": find_stragglers(ranks),
         "busy": code in BUSY_STATUSES,
+        "use_words": describe_use(page.current_project, run.folder)
+        if run.config
+        else "",
         "beat": mapping(run.life),
     }
 
@@ -401,12 +408,15 @@ def start_now(page: PageContext, run: Path, form: FormData) -> str:
 
 
 def use_settings(page: PageContext, run: Path, form: FormData) -> str:
-    """Copy the run's settings to the page Setup."""
+    """Copy the run's settings, with its model, to the page Setup."""
     project = page.current_project
     check_run_paths(page, run)
+    end_of_message = describe_use(project, run).removeprefix("those of ")
     with projects.lock_of(project.folder):
-        projects.save_draft(project, changed_settings(project, run))
-    return f"Setup has the settings of {run.name}"
+        settings = settings_of_run(project, run)
+        projects.save_draft(project, settings.keys)
+        projects.update(project, preset=settings.preset or None, earlier_values=None)
+    return f"Setup has the settings of {end_of_message}"
 
 
 def checkpoint(run: Path, form: FormData) -> Path:
@@ -478,8 +488,9 @@ def start(page: CurrentPage, form: PostedForm) -> Response:
     if form["run"]:
         run = run_folder(project, form["run"])
         check_run_paths(page, run)
-        keys = changed_settings(project, run)
-        keys["init_from"] = str(checkpoint(run, form))
+        settings = settings_of_run(project, run)
+        project = replace_preset(project, settings.preset)
+        keys = {**settings.keys, "init_from": str(checkpoint(run, form))}
 
     cards = run_cards.cards_from(form)
     name = queue_page.queue_run(page.root, project, form["title"], keys, cards)

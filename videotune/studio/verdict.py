@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from videotune.reporter.read import mapping, number
-from videotune.studio import gpu, model_choices
+from videotune.studio import gpu
 from videotune.studio.projects import Project
 from videotune.studio.this_computer import (
     DiskNeed,
@@ -15,7 +15,8 @@ from videotune.studio.this_computer import (
     disk_needs,
     needs_a_card,
 )
-from videotune.text import disk_size, time_span
+from videotune.studio.trained_model import trains_anywhere
+from videotune.text import about_time_span, disk_size
 
 Colour = Literal["good", "care", "bad", "quiet"]
 
@@ -67,7 +68,7 @@ def plan_verdict(project: Project, plan: Mapping[str, Any]) -> Verdict | None:
 def _verdict_without_problems(project: Project, plan: Mapping[str, Any]) -> Verdict:
     device = mapping(plan.get("device"))
     if plan.get("fits") is None:
-        if model_choices.runs_anywhere(project.preset):
+        if trains_anywhere(project):
             return Verdict("any computer", "good")
         return Verdict("no card chosen", "quiet")
 
@@ -129,7 +130,7 @@ def _problems_elsewhere(project: Project, plan: Mapping[str, Any]) -> Iterator[P
     card = card_elsewhere(project) or f"cards of {memory:g} GB"
     reason = f"It fits {card}, and this computer has no NVIDIA card. A training here would use the CPU"
     hours = number(plan.get("cpu_hours"))
-    reason += f" and take about {time_span(hours)}." if hours else ", which takes days."
+    reason += f" and take {about_time_span(hours)}." if hours else ", which takes days."
 
     host = mapping(plan.get("host"))
     if number(host["need_bytes"]):

@@ -227,7 +227,11 @@
       if (word) group.open = isShown; else if (group.dataset.searched) group.open = false;
       if (word) group.dataset.searched = "1"; else delete group.dataset.searched;
     }
-    if ($("none-found")) $("none-found").hidden = shown.size > 0;
+    const inFront = word ? [...document.querySelectorAll(".front .setting")].filter((one) => parts.every((part) => one.dataset.name.includes(part))) : [];
+    const links = inFront.map((one) => { const label = one.querySelector("label"), link = document.createElement("a"); link.href = `#${label.htmlFor}`; link.textContent = label.textContent.trim(); return link; });
+    $("front-found").hidden = !links.length;
+    $("front-found").replaceChildren("Above, in Settings: ", ...links.flatMap((link, place) => place ? [", ", link] : [link]));
+    if ($("none-found")) $("none-found").hidden = shown.size > 0 || links.length > 0;
     const also = $("also-found");
     also.hidden = !word || isWide || !named.length || !others;
     also.querySelector("span").textContent = `The words are also in ${others === 1 ? "the explanation of one other setting" : `the explanations of ${others} other settings`}.`;

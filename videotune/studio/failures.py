@@ -1,0 +1,46 @@
+"""Why the last process of a run failed, as long as the user has not reacted to it."""
+
+from pathlib import Path
+
+from videotune.queue.entries import QueueEntry, entries
+from videotune.queue.jobs import describe_outcome
+from videotune.studio.projects import Project
+from videotune.studio.settings_version import settings_version
+from videotune.studio.terms import in_studio_terms
+
+MAX_REASON = 200
+"""Characters of a reason in a line of a bar."""
+
+
+def open_failure(project: Project, entry: QueueEntry | None) -> str:
+    """Return why a training of the queue has failed, in one line; empty if it has not, or
+    if the settings were changed since.
+    """
+    if entry is None or entry.state != "failed":
+        return ""
+    failed_at = entry.added if entry.job is None else entry.job.started
+    if settings_version(project) / 1e6 > failed_at:
+        return ""
+
+    reason = entry.refused
+    if not reason and entry.job is not None:
+        reason = in_studio_terms(describe_outcome(entry.job))
+    first_line = reason.strip().partition("\n")[0].replace(f"{project.folder}/", "")
+    if len(first_line) <= MAX_REASON:
+        return first_line
+    return f"{first_line[: MAX_REASON - 1]}…"
+
+
+def newest_training(queue: Path, project: Project) -> QueueEntry | None:
+    """Return the training of a project that was started last; None if none was."""
+    runs = (project.folder / "runs").absolute()
+    trainings = [
+        entry
+        for entry in entries(queue)
+        if entry.kind == "train" and entry.run.parent == runs
+    ]
+
+    def started_at(entry: QueueEntry) -> float:
+        return entry.added if entry.job is None else entry.job.started
+
+    return max(trainings, key=started_at, default=None)
