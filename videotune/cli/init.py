@@ -16,6 +16,7 @@ from videotune.cli.init_questions import (
     ask_data,
     ask_model,
     ask_purpose,
+    ask_trigger,
     is_there,
     parse_card,
 )
@@ -114,9 +115,7 @@ def init(
         preset = best_preset(model, card.gigabytes)
 
         data = _absolute_if_local(data or ask_data())
-        if trigger is None:
-            question = "Which word is used for it in captions? Empty: none"
-            trigger = typer.prompt(question, default="", show_default=False)
+        trigger = ask_trigger() if trigger is None else trigger
 
     config = _config_for(purpose, preset, data, trigger=trigger, prior=prior, card=card)
     write_text(target, config)

@@ -166,6 +166,12 @@ def ask_data() -> str:
     return str(typer.prompt("Where are the clips?", value_proc=_again(_existing)))
 
 
+def ask_trigger() -> str:
+    """Ask for the word that stands for what is learnt; it may be empty."""
+    question = "Which word is used for it in captions? Empty: none"
+    return str(typer.prompt(question, default="", show_default=False))
+
+
 def is_there(data: str) -> bool:
     """Return whether a dataset is on this machine, or may be one of the Hub."""
     return bool(HUB_DATASET.fullmatch(data)) or Path(data).expanduser().exists()

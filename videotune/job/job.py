@@ -272,18 +272,9 @@ def open_job(
             used.
     """
     config = resolved.config
-    if not config.datasets:
-        raise VideotuneError(
-            "datasets: none is given. Pass --data DIR, or set datasets in the config."
-        )
-    weighted = [dataset for dataset in config.datasets if dataset.loss_weight > 0]
-    if not weighted:
-        raise VideotuneError(
-            "datasets.loss_weight: it is 0 for all datasets, so nothing would be trained"
-        )
-
+    datasets = _trained_datasets(config)
     cache = cache_folder(config)
-    library = _scan(config, weighted, spec, cache, to_look=to_look)
+    library = _scan(config, datasets, spec, cache, to_look=to_look)
     library, token_notes = with_new_token(library, config)
     windows_by_bucket = buckets(library)
     schedule, schedule_notes = make_schedule(
@@ -324,6 +315,22 @@ def open_job(
         notes=tuple(most_serious_first(notes)),
         processes=processes,
     )
+
+
+def _trained_datasets(config: Config) -> list[Dataset]:
+    """Return the datasets with a weight in the loss. Raises VideotuneError if there are
+    none.
+    """
+    if not config.datasets:
+        raise VideotuneError(
+            "datasets: none is given. Pass --data DIR, or set datasets in the config."
+        )
+    datasets = [dataset for dataset in config.datasets if dataset.loss_weight > 0]
+    if not datasets:
+        raise VideotuneError(
+            "datasets.loss_weight: it is 0 for all datasets, so nothing would be trained"
+        )
+    return datasets
 
 
 def _scan(
