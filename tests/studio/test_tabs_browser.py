@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.browser import NewPage, Studio
 from tests.support.clips import write_clip
+from tests.support.waiting import wait_until
 from videotune.config.nested_keys import flatten
 from videotune.studio import projects
 
@@ -61,7 +62,7 @@ class Tabs:
         field = self.second.locator("#tiles textarea")
         field.fill(text)
         field.press("Tab")
-        self.second.locator(".saved-mark", has_text="saved").wait_for()
+        wait_until(lambda: self.caption == text)
 
     def type_in_first(self, text: str) -> None:
         """Type at the cursor of the first tab, and leave the field."""
@@ -106,8 +107,7 @@ def test_a_caption_that_another_tab_has_replaced_stays(tabs: Tabs) -> None:
     tabs.wait_for_stream()
     assert field.input_value() == "a whole new caption", "the first tab shows it"
     tabs.type_in_first(" x")
-    tabs.first.locator(".saved-mark", has_text="saved").wait_for()
-    assert tabs.caption == "a whole new caption x"
+    wait_until(lambda: tabs.caption == "a whole new caption x")
 
 
 def test_a_caption_that_is_typed_in_two_tabs_is_asked_about(tabs: Tabs) -> None:
