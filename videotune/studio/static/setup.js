@@ -87,11 +87,16 @@
   }
   document.addEventListener("vt:save", () => setTimeout(ready));
   const isChange = (event) => event.detail.requestConfig?.verb === "post" && event.detail.pathInfo?.requestPath.startsWith(at) && !event.detail.pathInfo.requestPath.endsWith("/start");
-  document.addEventListener("htmx:beforeRequest", (event) => { if (isChange(event)) { changing += 1; ready(); } });
-  document.addEventListener("htmx:afterRequest", (event) => {
+  document.addEventListener("htmx:beforeRequest", (event) => {
     if (!isChange(event)) return;
-    changing -= 1;
-    expected = Math.max(expected, Number(event.detail.xhr.getResponseHeader("VT-Settings") || 0));
+    const { xhr } = event.detail;
+    changing += 1;
+    // Not htmx:afterRequest: it does not arrive if the stream has replaced the pressed button before the answer comes.
+    xhr.addEventListener("loadend", () => {
+      changing -= 1;
+      expected = Math.max(expected, Number(xhr.getResponseHeader("VT-Settings") || 0));
+      ready();
+    });
     ready();
   });
 
