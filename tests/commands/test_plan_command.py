@@ -185,7 +185,7 @@ def test_a_host_that_is_too_small_is_said_by_the_verdict_and_both_forms(
             show_plan(result, verbose=verbose)
             printed = " ".join(capsys.readouterr().out.split())
             assert expected in printed
-            assert ("too little" in printed) == is_here
+            assert ("which is too little" in printed) == is_here
             assert printed.startswith("it fits RTX 3060 12GB: ") != is_here
 
 
