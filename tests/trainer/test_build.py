@@ -11,8 +11,9 @@ from tests.support.trainers import Lab, job_of, trainer_of
 from videotune.config.resolve import parse
 from videotune.errors import VideotuneError
 from videotune.latent_cache.conditions import CHANNELS
+from videotune.models.base_model import place, spec_for
 from videotune.runs.checkpoint import complete_checkpoints
-from videotune.trainer.build import weights_of
+from videotune.trainer.build import make_timesteps, weights_of
 from videotune.trainer.loop import train_steps
 from videotune.trainer.progress import announce
 from videotune.trainer.saving import save
@@ -139,3 +140,22 @@ def test_a_step_is_saved_once_and_a_backup_becomes_a_save(
     trainer.journal.close()
     assert kinds == ["backup", "backup", "save", "save", "save"]
     assert len(of_kind(trainer.run, "save")) == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "field", "value"),
+    [
+        ("timestep_mean", "mean", 0.3),
+        ("timestep_std", "std", 0.7),
+        ("timestep_alpha", "alpha", 2.0),
+        ("timestep_beta", "beta", 3.0),
+    ],
+)
+def test_each_parameter_reaches_the_distribution_of_noise_levels(
+    key: str, field: str, value: float
+) -> None:
+    spec = spec_for(None, place("asset:toy"))
+    plain = make_timesteps(spec, parse({}))
+    changed = make_timesteps(spec, parse({key: value}))
+    assert getattr(changed, field) == value
+    assert getattr(plain, field) != value
