@@ -147,7 +147,7 @@ def test_a_step_is_saved_once_and_a_backup_becomes_a_save(
     [
         ("timestep_mean", "mean", 0.3),
         ("timestep_std", "std", 0.7),
-        ("timestep_alpha", "alpha", 2.0),
+        ("timestep_alpha", "alpha", 2.5),
         ("timestep_beta", "beta", 3.0),
     ],
 )
