@@ -244,7 +244,8 @@ def test_conditions_that_another_tab_has_changed_are_not_written_over(
     second.locator(".setting.own #f-conditions").wait_for()
     other_boxes.nth(0).uncheck()
     first.locator(".setting:not(.own) #f-conditions").wait_for()
-    assert not boxes.nth(0).is_checked(), "the first tab shows it, under its cursor too"
+    # The first tab shows it, under its cursor too.
+    wait_until(lambda: not boxes.nth(0).is_checked())
     boxes.nth(1).check()
     first.locator(".setting.own #f-conditions").wait_for()
     (condition,) = projects.draft(tabs.project)["conditions"]
