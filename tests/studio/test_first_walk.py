@@ -297,7 +297,7 @@ def test_the_card_of_a_project_counts_the_run_that_it_says_is_running(
 ) -> None:
     from videotune.studio import header, run_states
 
-    row = {"kind": "train", "project": "cats", "about": "run-1", "paused": False, "share": None,
+    row = {"kind": "train", "project": "cats", "about": "run-1", "paused": False, "failed": "", "share": None,
            "loss": None, "left": "", "title": "Cats"}  # fmt: skip
     monkeypatch.setattr(header, "running_work", lambda root, name="": [row])
     monkeypatch.setattr(run_states, "run_names", lambda project, root: ["run-1"])

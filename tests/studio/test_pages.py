@@ -39,7 +39,7 @@ def test_the_bar_names_a_run_that_ends(
     """
     row = {"kind": "train", "project": "one", "about": "run-1", "share": share}
     row |= {"title": "One", "loss": None, "left": "7 s" if share else ""}
-    row |= {"paused": False}
+    row |= {"paused": False, "failed": ""}
     shown = visible_text(web.render("status", rows=[row], open_name="one"))
     assert said in shown
     assert unsaid not in shown
@@ -226,7 +226,7 @@ def test_a_run_that_has_saved_its_beginning_only_has_no_result(
 
 def test_the_bar_says_what_a_run_does_before_its_first_step() -> None:
     row = {"kind": "train", "project": "one", "about": "run-1", "share": None}
-    row |= {"title": "One", "loss": None, "left": "", "paused": False}
+    row |= {"title": "One", "loss": None, "left": "", "paused": False, "failed": ""}
     shown = visible_text(
         web.render("status", rows=[row | {"doing": "encoding"}], open_name="one")
     )
