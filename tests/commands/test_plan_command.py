@@ -178,7 +178,7 @@ def test_a_host_that_is_too_small_is_said_by_the_verdict_and_both_forms(
     needed_words = memory_size(needed)
     for is_here, expected in (
         (True, f"it does not fit this machine: the run keeps {needed_words} in"),
-        (False, f"the computer with that card needs {needed_words} of memory"),
+        (False, f"the card's computer needs {needed_words} of memory"),
     ):
         result = replace(planned, is_here=is_here)
         for verbose in (False, True):
@@ -274,7 +274,7 @@ def test_a_plan_is_short_and_as_wide_as_the_terminal(
 ) -> None:
     """Also the whole of it, whose tables break no name."""
     monkeypatch.setenv("COLUMNS", "80")
-    settings = overrides("steps=10", "batch_size=2")
+    settings = overrides("steps=10", "batch_size=2", "learning_rate=1e-4")
     assert plan(settings, card="rtx 3060 12gb") == DONE
     short = capsys.readouterr().out.splitlines()
     assert len(short) <= 12

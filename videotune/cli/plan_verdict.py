@@ -70,7 +70,7 @@ def host_text(facts: Mapping[str, Any], *, is_here: bool) -> str:
     """
     needed = memory_size(host_bytes(facts))
     if not is_here:
-        return f"the computer with that card needs {needed} of memory of its own"
+        return f"the card's computer needs {needed} of memory"
     total = memory_size(facts["host"]["total_bytes"])
     text = f"of the host {needed} of {total} here"
     return f"{text}, which is too little" if is_host_short(facts) else text
