@@ -17,8 +17,8 @@ TOY_RATE = 1e-3
 """The usual rate of the toy model, by any method: it is small."""
 
 FAR_RATE = 30
-"""A rate that is so many times the usual one is noted before a run. The presets' own are
-at most 10 times the default of their method.
+"""From this multiple of the usual rate on, a run is warned before it begins. Presets set
+at most 10 times the usual rate.
 """
 
 TOO_HIGH = "the training may break"
@@ -37,9 +37,7 @@ def far_rates(config: Config) -> dict[str, str]:
     for key, rate, usual in _rates(config):
         if rate < FAR_RATE * usual:
             continue
-        times = f"{rate / usual:.2g}"
-        if "e" in times:
-            times = plain(round(rate / usual))
+        times = plain(round(rate / usual))
         notes[key] = (
             f"{key} {rate:g} is {times} times the usual {usual:g}: {TOO_HIGH}, and its "
             f"samples become noise. If it is not meant, set {key}={usual:g}"

@@ -365,7 +365,7 @@ class AsideHint:
     text: str
 
     is_enough: bool
-    """Whether so many clips are kept aside that a training is checked."""
+    """Whether enough clips are kept aside to check a training."""
 
 
 def aside_hint(

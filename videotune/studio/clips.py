@@ -191,10 +191,10 @@ def _with_moved_start_image(
     checked_row: CheckedClip, place_by_original: Mapping[str, str]
 ) -> CheckedClip:
     """Return the row of a check with its start image where it is now."""
-    place = place_by_original.get(checked_row.get("start_image") or "")
-    if not place:
+    moved_path = place_by_original.get(checked_row.get("start_image") or "")
+    if not moved_path:
         return checked_row
-    return {**checked_row, "start_image": place}
+    return {**checked_row, "start_image": moved_path}
 
 
 def _take_shared_warnings(rows: Mapping[str, ClipRow]) -> tuple[SharedWarning, ...]:

@@ -121,8 +121,12 @@ def _clips_stage(project: Project, rows: list[ClipRow]) -> Stage:
 
 def _verb_for(unusable: list[ClipRow]) -> str:
     """Return what the buttons of the clips' cards do: "Remove", or "Mend or remove"."""
-    actions = {action for row in unusable for action in clip_words.clip_actions(row)}
-    settings = [key for row in unusable for key in clip_words.clip_settings(row)]
+    actions: set[str] = set()
+    settings: list[str] = []
+    for row in unusable:
+        actions.update(clip_words.clip_actions(row))
+        settings += clip_words.clip_settings(row)
+
     if actions <= {"bin"} and not settings:
         return "Remove"
     return "Mend or remove" if "bin" in actions else "Mend"
