@@ -231,6 +231,16 @@ def file_name(path: object) -> str:
     return PurePath(str(path)).name
 
 
+_PLAIN_WORD = re.compile(r"[a-z]+(?:['’-][a-z]+)*[,:;.!?)]*(?=\s|$)")
+
+
+def capitalized(text: str) -> str:
+    """Return a sentence with a capital at its beginning; a name that it begins with, such
+    as bf16 or cat.mp4, stays as it is.
+    """
+    return text[:1].upper() + text[1:] if _PLAIN_WORD.match(text) else text
+
+
 def shortened(text: str) -> str:
     """Return a user's text, short enough to be shown."""
     return text if len(text) <= 80 else f"{text[:79]}…"

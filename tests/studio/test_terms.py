@@ -12,6 +12,7 @@ from videotune.errors import VideotuneError
 from videotune.queue.jobs import QueuedJob
 from videotune.studio import header, web
 from videotune.studio.terms import in_studio_terms
+from videotune.text import capitalized
 
 PACKAGE = Path(videotune.__file__).parent
 OPTION = re.compile(r"(?<![\w-])--[a-z]|`videotune |dataset (is )?of kind")
@@ -94,3 +95,23 @@ def test_all_ways_of_a_message_to_a_page_translate_it(
     monkeypatch.setattr("videotune.studio.projects.create", fail)
     answer = client.post("/create", data={"title": "x"})
     assert answer.text == "none: pass data DIR"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("most clips are slow", "Most clips are slow"),
+        ("resolution: it makes frames wide", "Resolution: it makes frames wide"),
+        ("no-one's clip is used", "No-one's clip is used"),
+        ("3 frame rates are mixed", "3 frame rates are mixed"),
+        ("“Target FPS” is 8", "“Target FPS” is 8"),
+        ("cat.mp4 is short", "cat.mp4 is short"),
+        ("bf16 is not exact here", "bf16 is not exact here"),
+        ("clips/cat.mp4: too short", "clips/cat.mp4: too short"),
+        ("", ""),
+    ],
+)
+def test_a_sentence_begins_with_a_capital_and_a_name_stays(
+    text: str, sentence: str
+) -> None:
+    assert capitalized(text) == sentence

@@ -76,8 +76,7 @@ REMEDIES = (
     Remedy(
         ("none_held_out",),
         "validation",
-        "It trains without, too. To have it checked, press “Keep aside” at two clips or more, "
-        "and at all clips that are cut out of the same video.",
+        "It trains without, too. Keep all cuts of a video aside, or none of them.",
     ),
     Remedy(
         ("shared_sources",),
@@ -87,7 +86,7 @@ REMEDIES = (
     Remedy(
         ("few_held_out",),
         "validation",
-        "It trains without a verdict, too. For one, press “Keep aside” at more clips.",
+        "It trains without a verdict, too.",
     ),
     Remedy(
         ("cuts",),
@@ -400,6 +399,19 @@ def aside_hint(
         ", and all clips that are cut out of the same video. They are never trained on."
     )
     return AsideHint(text, is_enough=False)
+
+
+def notes_that_hold(notes: Iterable[str], rows: Iterable[ClipRow]) -> list[str]:
+    """Return the notes of the last check without those on clips kept aside that a move
+    of clips has answered since.
+    """
+    kept_aside = count_states(rows).get("held out", 0)
+    answered = set()
+    if kept_aside:
+        answered.add("none_held_out")
+    if kept_aside >= HELD_OUT_NEEDED:
+        answered.add("few_held_out")
+    return [note for note in notes if code_of(note) not in answered]
 
 
 def can_be_kept_aside(row: ClipRow) -> bool:

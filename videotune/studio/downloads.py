@@ -126,7 +126,7 @@ def download_name(project: Project, path: Path) -> str:
     """Return the name that an exported file or folder gets outside of its project: the
     project's name comes first, since every project has a run-1.
     """
-    prefix = f"{project.name}-"
+    prefix = f"{project.file_stem}-"
     return path.name if path.name.startswith(prefix) else prefix + path.name
 
 
@@ -199,7 +199,7 @@ def folder(page: CurrentPage, path: str) -> Response:
         raise HTTPException(404, "no such folder")
     if parts[2] == "export":
         return send_zip(target, download_name(page.current_project, target))
-    name = f"{page.current_project.name}-{parts[1]}-{target.name}"
+    name = f"{page.current_project.file_stem}-{parts[1]}-{target.name}"
     return send_zip(target, name, inner_name=target.name)
 
 

@@ -30,6 +30,7 @@ from videotune.files import (
     write_json,
 )
 from videotune.presets.shipped import read_preset
+from videotune.studio import project_names
 from videotune.studio.project_names import clean_title, free_folder, free_title
 from videotune.studio.records import ProjectFacts, read_record
 
@@ -136,6 +137,11 @@ class Project:
     def title(self) -> str:
         """The name that the user gave it."""
         return str(self.facts.get("title") or self.name)
+
+    @property
+    def file_stem(self) -> str:
+        """What the names of its files begin with outside of it."""
+        return project_names.file_stem(self.name, self.title)
 
     @property
     def preset(self) -> str:

@@ -192,7 +192,12 @@ def export(page: CurrentPage) -> Response:
     project = page.current_project
     # An import needs to know which paths were the project's own.
     projects.update(project, folder=str(project.folder))
-    return send_zip(project.folder, project.name, transfer.is_exported)
+    return send_zip(
+        project.folder,
+        project.file_stem,
+        transfer.is_exported,
+        inner_name=project.name,
+    )
 
 
 @routes.post("/import")
