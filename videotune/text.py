@@ -172,7 +172,7 @@ def state_words(clip: Mapping[str, Any]) -> str:
     if clip["used"]:
         return "used (regularization)" if clip["kind"] == "regularization" else "used"
     return (
-        "held out" if clip["held_out"] else f"skipped: {reason_words(clip['reason'])}"
+        "kept aside" if clip["held_out"] else f"skipped: {reason_words(clip['reason'])}"
     )
 
 

@@ -340,7 +340,7 @@ def test_a_clip_held_out_later_is_refused_or_changes_the_validation_set(
     assert train(work.overrides("steps=2", "validate_every=2", data=clips), run) == DONE
     rename_clip(clips, stems(clips)[0], held)
     rows = json.dumps([{"path": str(clips)}, {"path": str(held), "kind": "validation"}])
-    assert "1 clip trained on before, now held out" in refusal(
+    assert "1 clip trained on before, now kept aside" in refusal(
         run, f"datasets={rows}", "steps=3"
     )
     assert "the validation set changed" not in capfd.readouterr().err

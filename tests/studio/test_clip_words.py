@@ -143,7 +143,7 @@ def test_a_warning_of_the_set_stands_beside_its_button(
         [
             mixed,
             "repeats by folder names: a 2",
-            "no clip is held out, so there is no verdict: 1 source video, 20 are needed. "
+            "no clip is kept aside for checking, so there is no verdict: 1 source video, 20 are needed. "
             "Add clips, or put some into a dataset of kind validation",
         ],
         ["mixed_rates", "", "none_held_out"],
@@ -194,7 +194,7 @@ def test_a_note_that_clips_kept_aside_have_answered_is_gone_at_once(
     check(
         cats,
         {"a": {}, "b": {}},
-        ["no clip is held out: 20 are needed"],
+        ["no clip is kept aside for checking: 20 are needed"],
         ["none_held_out"],
     )
     assert 'id="note-none_held_out"' in client.get(DATA).text
@@ -222,7 +222,7 @@ def test_a_check_says_what_each_warning_is_about(tmp_path: Path) -> None:
         assert "placeholder" in codes["caption"]
         assert len(row["note_codes"]) == len(row["notes"])
     notes = dict(zip(account["note_codes"], account["notes"], strict=True))
-    assert "no clip is held out" in notes["none_held_out"]
+    assert "no clip is kept aside for checking" in notes["none_held_out"]
 
 
 def test_a_note_that_a_warning_of_the_clips_says_already_is_left_out() -> None:

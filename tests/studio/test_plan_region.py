@@ -617,7 +617,7 @@ def test_that_nothing_is_kept_aside_is_said_once_and_in_sight(
     answer.update({"plan": PLAN, "current": True, "measuring": False})
     assert 'id="plan-no-check"' in region(client), "validation_fraction is 0"
 
-    note = "no clip is held out: 5 source videos, 20 are needed"
+    note = "no clip is kept aside for checking: 5 source videos, 20 are needed"
     answer["plan"] = PLAN | {"notes": [note], "note_codes": ["none_held_out"]}
     shown = region(client)
     assert shown.count("No clip is kept aside for checking") == 1

@@ -217,7 +217,7 @@ def test_the_result_says_that_it_is_the_last_where_there_is_no_verdict(
 ) -> None:
     run = cats.folder / "runs" / "run-1"
     full_run(run)
-    why = "no verdict: no clip is held out"
+    why = "no verdict: no clip is kept aside for checking"
     end = {"kind": "end", "step": 120, "why": "done", "seconds": {}}
     with (run / "journal.jsonl").open("a", encoding="utf-8") as journal:
         journal.write(json.dumps(end | {"take": {"step": 120, "why": why}}) + "\n")

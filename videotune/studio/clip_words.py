@@ -401,19 +401,6 @@ def aside_hint(
     return AsideHint(text, is_enough=False)
 
 
-def notes_that_hold(notes: Iterable[str], rows: Iterable[ClipRow]) -> list[str]:
-    """Return the notes of the last check without those on clips kept aside that a move
-    of clips has answered since.
-    """
-    kept_aside = count_states(rows).get("held out", 0)
-    answered = set()
-    if kept_aside:
-        answered.add("none_held_out")
-    if kept_aside >= HELD_OUT_NEEDED:
-        answered.add("few_held_out")
-    return [note for note in notes if code_of(note) not in answered]
-
-
 def can_be_kept_aside(row: ClipRow) -> bool:
     """Return whether the card of a clip has the button that keeps it aside."""
     is_movable = bool(row["part"]) and not row["fixed"]

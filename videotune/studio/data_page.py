@@ -14,12 +14,10 @@ from videotune.data.clip_file import CLIP_SUFFIXES
 from videotune.data.file_checks import ARCHIVES, type_of_file
 from videotune.data.images import IMAGE_SUFFIXES
 from videotune.data.object_store import is_object_url, parse_url
-from videotune.data.remarks import SERIOUS, code_of, with_codes
 from videotune.data.row_files import ROW_SUFFIXES
 from videotune.data.source_videos import SOURCES_NEEDED
 from videotune.errors import VideotuneError
 from videotune.queue import jobs
-from videotune.reporter.read import mapping
 from videotune.studio import (
     auto_caption,
     captions_edit,
@@ -36,10 +34,11 @@ from videotune.studio import (
     undo,
     uploads,
 )
+from videotune.studio.data_notes import DataNotes, notes_of_check
 from videotune.studio.field_errors import at_field
 from videotune.studio.film_scenes import SCENES, decide_scenes, files_of_scenes
 from videotune.studio.projects import CLIPS, HELD_OUT, inside
-from videotune.studio.records import CheckAccount, SourceFacts
+from videotune.studio.records import SourceFacts
 from videotune.studio.web import (
     NOT_CACHED,
     CurrentPage,
@@ -98,18 +97,17 @@ def state(page: PageContext) -> str:
     rows = list(clips.table(project).rows.values())
     check = None
     account = None
-    serious_notes: list[str] = []
+    notes = DataNotes()
     shared = clips.table(project).shared
     latest_check = clips.latest_check(project)
     if latest_check:
-        check = latest_check[0]
-        account = mapping(_with_remarks(latest_check[1], has_model=project.has_model))
-        notes = clip_words.without_repeats(
-            account["notes"], [warning.text for warning in shared]
+        check, account = latest_check
+        notes = notes_of_check(
+            account,
+            rows,
+            [warning.text for warning in shared],
+            has_model=project.has_model,
         )
-        notes = clip_words.notes_that_hold(notes, rows)
-        account["notes"] = [note for note in notes if code_of(note) not in SERIOUS]
-        serious_notes = [note for note in notes if code_of(note) in SERIOUS]
 
     return render(
         "data_state",
@@ -120,24 +118,13 @@ def state(page: PageContext) -> str:
         rows=rows,
         uncaptioned=[row for row in rows if clip_row.needs_caption(row)],
         shared=shared,
-        serious_notes=serious_notes,
+        notes=notes,
         counts=clip_words.count_states(rows),
         **CLIP_WORDS,
         **undo.choices(project),
         running={kind: jobs.latest(project.folder, kind) for kind in KINDS},
         draft=projects.draft(project),
     )
-
-
-def _with_remarks(account: CheckAccount, *, has_model: bool) -> dict[str, Any]:
-    """Return the account of a check, whose notes have their codes.
-
-    Without a model, those that depend on one are left out.
-    """
-    notes = with_codes(account["notes"], account.get("note_codes", []))
-    if not has_model:
-        notes = [note for note in notes if code_of(note) not in clip_row.OF_MODEL]
-    return {**account, "notes": notes}
 
 
 def version(page: PageContext) -> str:
