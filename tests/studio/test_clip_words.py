@@ -152,7 +152,8 @@ def test_a_warning_of_the_set_stands_beside_its_button(
     (notes,) = re.findall(r'<details id="data-notes">.*?</details>', page, re.DOTALL)
     assert 'href="/p/cats/setup#f-video_config.target_fps"' in notes
     assert notes.count(clip_words.NO_REMEDY) == 1, "what needs nothing says so"
-    (serious,) = re.findall(r'<div class="notice care[^>]*id="note-.*?</div>', page)
+    pattern = r'<div class="notice care[^>]*id="note-.*?</div>'
+    (serious,) = re.findall(pattern, page, re.DOTALL)
     assert "<p>No clip is kept aside for checking" in serious
     assert "of kind validation" not in serious
     assert serious.count("choose “Keep aside” for some") == 1

@@ -84,7 +84,7 @@ def test_one_is_taken_back_and_the_others_stay_aside(
 
 def test_several_are_taken_back_and_not_all_of_them(client: Any, cats: Project) -> None:
     answer = train_on(client, *DRAWN)
-    assert answer.status_code == 400
+    assert answer.status_code == 422
     assert "validation_fraction" in answer.headers["HX-Trigger"]
     assert names_in(cats, "held-out") == set()
 

@@ -105,7 +105,7 @@ def test_numbers_of_an_older_state_are_not_shown(
     )
     failed = region(client)
     assert "4,321" not in failed
-    assert "give data DIR" in failed
+    assert "Give data DIR" in failed
     assert "It cannot start" in failed
 
 
@@ -470,7 +470,7 @@ def test_a_trial_has_the_time_of_this_computer_first(
     shown = region(client)
     head = shown.partition('class="plan-head"')[2].partition("</div>")[0]
     assert duration(26 * 3600) in head
-    assert "of steps on this CPU" in head
+    assert "on this CPU" in head
     assert "it takes minutes" not in shown
 
     # without any card it is the only time there is, and the terminal's plan says it too

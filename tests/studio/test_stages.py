@@ -288,7 +288,7 @@ def test_the_plan_says_what_this_computer_does_not_have(
 
 @pytest.mark.parametrize("page", ["train", "results"])
 def test_a_page_without_a_run_has_the_button_of_the_next_step(
-    client: Any, cats: Project, clips: Path, page: str
+    client: Any, cats: Project, small_clips: Path, page: str
 ) -> None:
     def button() -> str:
         text = client.get(f"/p/cats/{page}").text
@@ -298,7 +298,7 @@ def test_a_page_without_a_run_has_the_button_of_the_next_step(
         return visible_text(empty.partition("<a ")[2].partition(">")[2])
 
     assert "Add clips" in button()
-    add_clip(cats, clips)
+    add_clip(cats, small_clips)
     assert "Caption 1 clip" in button()
     (cats.folder / "clips" / "a.txt").write_text("a dot")
     assert "Choose a model and a card" in button()
@@ -306,7 +306,7 @@ def test_a_page_without_a_run_has_the_button_of_the_next_step(
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_button_that_opens_a_dialog_stands_on_a_page_that_has_it(
-    client: Any, cats: Project, clips: Path, page: str
+    client: Any, cats: Project, small_clips: Path, page: str
 ) -> None:
     for preset in ("", "toy"):
         projects.update(cats, preset=preset)
@@ -314,4 +314,4 @@ def test_a_button_that_opens_a_dialog_stands_on_a_page_that_has_it(
         opened = set(re.findall(r'data-open="([^"]+)"', text))
         dialogs = set(re.findall(r'<dialog[^>]* id="([^"]+)"', text))
         assert opened <= dialogs
-        add_clip(cats, clips)
+        add_clip(cats, small_clips)
