@@ -31,7 +31,6 @@ from videotune.files import (
 )
 from videotune.presets.shipped import read_preset
 from videotune.studio import project_names
-from videotune.studio.project_names import clean_title, free_folder, free_title
 from videotune.studio.records import ProjectFacts, read_record
 
 CONFIG = "config.json"
@@ -290,7 +289,7 @@ def new_facts(title: str) -> ProjectFacts:
         VideotuneError: if the title is empty or too long.
     """
     return {
-        "title": clean_title(title),
+        "title": project_names.clean_title(title),
         "created": round(time.time(), 3),
         "archived": False,
     }
@@ -324,8 +323,11 @@ def place(
     """
     with lock_of(root):
         titles = {project.title for project in list_projects(root)}
-        own_facts: ProjectFacts = {**facts, "title": free_title(facts["title"], titles)}
-        final_folder = free_folder(root, own_facts["title"])
+        own_facts: ProjectFacts = {
+            **facts,
+            "title": project_names.free_title(facts["title"], titles),
+        }
+        final_folder = project_names.free_folder(root, own_facts["title"])
         prepare(final_folder)
         write_json(folder / PROJECT_FILE, own_facts)
         os.rename(folder, final_folder)

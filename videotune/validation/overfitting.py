@@ -12,7 +12,6 @@ from math import ceil, sqrt
 from typing import Any
 
 from videotune.runs.journal import readings_of, sound_of, with_mean_of_modalities
-from videotune.text import counted_are
 
 LEARNING = "LEARNING"
 PLATEAU = "PLATEAU"
@@ -251,9 +250,7 @@ def count_latest(lines: Iterable[Mapping[str, Any]], label: str) -> int:
 def _reason_for_no_verdict(readings: Sequence[Reading]) -> str:
     """Return why more readings will not give a verdict either, or an empty string."""
     if readings[-1].get("held_out") is None:
-        return (
-            "no clip is kept aside for checking, and only clips kept aside show copying"
-        )
+        return "no clip is kept aside for checking, so copying would not be seen"
     if any(None in _values(reading) for reading in readings):
         return "a validation loss is not finite"
     if any(len(clips_of(reading, "held_out")) < 2 for reading in readings):
@@ -463,10 +460,9 @@ def _recent_trend(readings: Sequence[Reading]) -> tuple[str, str]:
         return PLATEAU, f"{since} {changes}"
     if train < 0 and _has_fallen(first, last):
         count = len(clips_of(last, "held_out"))
-        clips_aside = counted_are(count, "clip kept aside", plural="clips kept aside")
         cause = (
-            f"{clips_aside} too few to "
-            "tell whether the model still improves on clips that it is not shown"
+            f"too few clips are kept aside ({count}) to tell whether the model still "
+            "improves on clips that it is not shown"
         )
         return PLATEAU, f"{since} {changes}: {cause}"
     if train < 0:
