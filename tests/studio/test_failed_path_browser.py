@@ -29,6 +29,7 @@ def add_failed_run(root: Path) -> projects.Project:
     queue = queue_page.queue_folder(root)
     name = f"{project.name}--run-1"
     entries.add(queue, name, {}, run)
+    entries.requeue(queue, name, ["train", "--resume"])
     entry = entries.find_entry(queue, name)
     full_run(run)
     write_file(run, "config.json", {"steps": 120})
@@ -52,7 +53,9 @@ def test_the_bars_of_a_failed_run_fit_every_width(
     project = add_failed_run(studio.root)
     with new_page() as page:
         page.goto(f"{studio.address}/p/{project.name}/data")
-        page.locator(".path .blocked", has_text="no finite loss").wait_for()
+        page.locator(".path .blocked", has_text="no finite loss").wait_for(
+            timeout=20_000
+        )
         for width in WIDTHS:
             page.set_viewport_size({"width": width, "height": 600})
             assert page.evaluate(OVERLAPS) == 0, f"{width} pixels"

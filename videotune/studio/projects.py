@@ -30,7 +30,7 @@ from videotune.files import (
     write_json,
 )
 from videotune.presets.shipped import read_preset
-from videotune.studio import project_names
+from videotune.studio.project_names import clean_title, free_folder, free_title
 from videotune.studio.records import ProjectFacts, read_record
 
 CONFIG = "config.json"
@@ -136,11 +136,6 @@ class Project:
     def title(self) -> str:
         """The name that the user gave it."""
         return str(self.facts.get("title") or self.name)
-
-    @property
-    def file_stem(self) -> str:
-        """What the names of its files begin with outside of it."""
-        return project_names.file_stem(self.name, self.title)
 
     @property
     def preset(self) -> str:
@@ -289,7 +284,7 @@ def new_facts(title: str) -> ProjectFacts:
         VideotuneError: if the title is empty or too long.
     """
     return {
-        "title": project_names.clean_title(title),
+        "title": clean_title(title),
         "created": round(time.time(), 3),
         "archived": False,
     }
@@ -323,11 +318,8 @@ def place(
     """
     with lock_of(root):
         titles = {project.title for project in list_projects(root)}
-        own_facts: ProjectFacts = {
-            **facts,
-            "title": project_names.free_title(facts["title"], titles),
-        }
-        final_folder = project_names.free_folder(root, own_facts["title"])
+        own_facts: ProjectFacts = {**facts, "title": free_title(facts["title"], titles)}
+        final_folder = free_folder(root, own_facts["title"])
         prepare(final_folder)
         write_json(folder / PROJECT_FILE, own_facts)
         os.rename(folder, final_folder)

@@ -26,7 +26,7 @@ from videotune.studio import (
     whole_settings,
 )
 from videotune.studio.default_root import other_root
-from videotune.studio.downloads import send_zip
+from videotune.studio.downloads import file_stem, send_zip
 from videotune.studio.field_errors import at_field
 from videotune.studio.first_model import first_model
 from videotune.studio.projects import Project
@@ -194,7 +194,7 @@ def export(page: CurrentPage) -> Response:
     projects.update(project, folder=str(project.folder))
     return send_zip(
         project.folder,
-        project.file_stem,
+        file_stem(project),
         transfer.is_exported,
         inner_name=project.name,
     )
