@@ -172,7 +172,7 @@ def state_words(clip: Mapping[str, Any]) -> str:
     if clip["used"]:
         return "used (regularization)" if clip["kind"] == "regularization" else "used"
     return (
-        "held out" if clip["held_out"] else f"skipped: {reason_words(clip['reason'])}"
+        "kept aside" if clip["held_out"] else f"skipped: {reason_words(clip['reason'])}"
     )
 
 
@@ -229,6 +229,16 @@ def unwrapped(text: str) -> str:
 def file_name(path: object) -> str:
     """Return the last part of a path."""
     return PurePath(str(path)).name
+
+
+_PLAIN_WORD = re.compile(r"[a-z]+(?:['’-][a-z]+)*[,:;.!?)]*(?=\s|$)")
+
+
+def capitalized(text: str) -> str:
+    """Return a sentence with a capital at its beginning; a name that it begins with, such
+    as bf16 or cat.mp4, stays as it is.
+    """
+    return text[:1].upper() + text[1:] if _PLAIN_WORD.match(text) else text
 
 
 def shortened(text: str) -> str:

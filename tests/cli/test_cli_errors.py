@@ -380,7 +380,7 @@ def test_code_2_where_a_clip_is_skipped_and_0_where_that_is_allowed(
 ) -> None:
     answer = videotune("check", spoilt)
     assert answer.code == 2
-    assert answer.out.startswith("3 found: 2 used, 0 held out, 1 skipped (")
+    assert answer.out.startswith("3 found: 2 used, 0 kept aside, 1 skipped (")
     assert "\nskipped: videos/c.mp4: " in answer.out
     assert "--allow-skips 1" in answer.err
     for allowed, code in (("1", 0), ("all", 0), ("7", 0), ("0", 2), ("some", 1)):

@@ -71,7 +71,7 @@ def test_status_says_why_there_is_no_verdict_and_what_a_run_does(
         "step": 3,
         "time": 0.0,
         "verdict": None,
-        "reason": "no clip is held out",
+        "reason": "no clip is kept aside for checking",
         "best_step": None,
         "best": None,
     }
@@ -80,12 +80,12 @@ def test_status_says_why_there_is_no_verdict_and_what_a_run_does(
     progress = {"what": "clips", "done": 3, "total": 20}
     beat(run_folder, "encoding", step=0, progress=progress)
     (row,) = status_of(run_folder, capsys)["runs"]
-    assert row["no_verdict"] == "no clip is held out"
+    assert row["no_verdict"] == "no clip is kept aside for checking"
     assert row["activity"] == "encoding clips 3 of 20"
     assert run("status", run_folder) == DONE
     printed = capsys.readouterr().out
     assert "running: encoding clips 3 of 20" in printed
-    assert "no verdict: no clip is held out" in printed
+    assert "no verdict: no clip is kept aside for checking" in printed
 
     beat(run_folder, "training")
     (row,) = status_of(run_folder, capsys)["runs"]
@@ -113,7 +113,7 @@ def test_runs_without_held_out_clips_are_compared_by_their_training_error(
     printed = " ".join(capsys.readouterr().out.split())
     assert "error on training clips" in printed
     assert "mean error of the last 50 steps" in printed
-    assert "No clip is held out" in printed
+    assert "No clip is kept aside for checking" in printed
 
 
 # ---- init

@@ -77,7 +77,9 @@ def test_the_row_of_a_clip(
         "4",
         "36 (4 cut)",
     ]
-    assert "found 3 = used 2 + held out 0 + skipped 1;  6 windows in 1 bucket\n" in out
+    assert (
+        "found 3 = used 2 + kept aside 0 + skipped 1;  6 windows in 1 bucket\n" in out
+    )
     monkeypatch.setenv("COLUMNS", "80")
     assert check(settings, allow_skips="1", verbose=True) == 0
     narrow = capsys.readouterr().out
@@ -347,7 +349,7 @@ def test_serious_remarks_come_first_and_small_ones_on_request(
     odd = replace(settings, data=str(folder))
     assert check(odd) == DONE
     short = capsys.readouterr().out.splitlines()
-    assert short[0].startswith("3 found: 3 used, 0 held out, 0 skipped (")
+    assert short[0].startswith("3 found: 3 used, 0 kept aside, 0 skipped (")
     assert short[1].startswith("used, but look at it: black.mp4: 100% of it is black")
     assert short[2].startswith("used, but look at it: frozen.mp4: ")
     assert len(short) <= 12

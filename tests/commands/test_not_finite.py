@@ -195,6 +195,7 @@ def test_five_in_a_row_end_the_run_with_the_last_good_state_saved(
     )
     assert "complete are those of the steps 3; resume with:" in text
     assert "--set learning_rate=" in text
+    assert text.endswith(str(run)), "nothing follows the command that a user copies"
     assert [bool(line.get("skipped")) for line in steps_of(run)] == [
         False,
         True,

@@ -244,6 +244,25 @@ def test_steps_may_be_given_instead_of_epochs(begun: Begun) -> None:
     assert settings["save_every"] == 3, "half a pass, not the steps beside it"
 
 
+def rename_preset(run: Path, preset: str | None) -> None:
+    """Make a run that names a preset, or one of an earlier version, which names none."""
+    content = read_json(run / "config.json")
+    del content["digest"], content["preset"]
+    if preset is not None:
+        content["preset"] = preset
+    write_json(run / "config.json", content | {"digest": digest(content)})
+
+
+@pytest.mark.parametrize("preset", ["toy", None])
+def test_a_resume_keeps_the_name_of_the_preset(
+    begun: Begun, preset: str | None
+) -> None:
+    run = begun()
+    rename_preset(run, preset)
+    assert resume(run, "steps=6") == DONE
+    assert read_run_config(run)["preset"] == preset
+
+
 def test_another_split_of_a_step_agrees_to_rounding(work: Work) -> None:
     settings = ("save_every=3", "batch_size=4")
     run, straight = (
@@ -321,7 +340,7 @@ def test_a_clip_held_out_later_is_refused_or_changes_the_validation_set(
     assert train(work.overrides("steps=2", "validate_every=2", data=clips), run) == DONE
     rename_clip(clips, stems(clips)[0], held)
     rows = json.dumps([{"path": str(clips)}, {"path": str(held), "kind": "validation"}])
-    assert "1 clip trained on before, now held out" in refusal(
+    assert "1 clip trained on before, now kept aside" in refusal(
         run, f"datasets={rows}", "steps=3"
     )
     assert "the validation set changed" not in capfd.readouterr().err

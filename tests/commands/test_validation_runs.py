@@ -178,7 +178,7 @@ def test_the_validation_set_is_frozen_and_a_changed_one_is_reported(
     (warning,) = [
         text for text in warnings_of(run) if "the validation set changed" in text
     ]
-    assert "the text of its held-out clips differ" in warning
+    assert "the text of its clips kept aside differ" in warning
     assert frozen["mean"] == "clips, each at a third of the levels"
     assert (
         read_json(run / "validation.json")["name"]
@@ -238,7 +238,7 @@ def test_without_held_out_clips_the_verdict_says_so(finished: Finished) -> None:
         (step, None) for step in range(4)
     ]
     reason = verdicts[-1]["reason"]
-    assert "no clip is held out" in reason
+    assert "no clip is kept aside for checking" in reason
     assert [line["step"] for line in steps_of(run)] == [1, 2, 3], "and nothing stops it"
     assert of_kind(run, "end")[-1]["take"] == {
         "step": 3,
@@ -741,7 +741,7 @@ def test_the_files_of_the_recommended_checkpoint_are_written_too(
     monkeypatch.setattr(
         train_command,
         "recommend_checkpoint",
-        lambda trainer, step: {"step": 2, "why": "held-out clips were best there"},
+        lambda trainer, step: {"step": 2, "why": "clips kept aside were best there"},
     )
     work.train("steps=3", "save_every=1")
     exports = json.loads((work.run / "exports.json").read_text())

@@ -7,6 +7,7 @@ import pytest
 from tests.support.command_line import run
 from videotune.config import nested_keys
 from videotune.errors import VideotuneError
+from videotune.job.overrides import Overrides, resolve_config
 from videotune.presets import shipped
 
 THE_GUIDES = {"wan 2.2 LoRA": 12, "wan 2.2 Finetune": 180, "wan 2.2 Embedding": 16}
@@ -57,3 +58,11 @@ def test_a_preset_is_shown_with_its_reasons_beside_it(
     for key, reason in shipped.preset_reasons("cogvideox 5B LoRA 24GB").items():
         assert f"  {key} " in beside
         assert reason in " ".join(beside.split())
+
+
+@pytest.mark.parametrize("preset", ["toy", None])
+def test_a_resolved_config_names_its_preset(preset: str | None) -> None:
+    sets = () if preset else ("base_model_name=asset:toy",)
+    resolved, _, _ = resolve_config(Overrides(preset=preset, sets=sets))
+    assert resolved.to_json()["preset"] == preset
+    assert resolved.with_planned({"micro_batch_size": 2}).preset == preset

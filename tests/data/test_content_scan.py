@@ -478,7 +478,7 @@ def test_whole_videos_are_held_out_from_twenty_on() -> None:
     assert not any(few)
     assert [
         note.startswith(
-            "no clip is held out, so it cannot be told whether the model copies your clips: "
+            "no clip is kept aside for checking, so it cannot be told whether the model copies your clips: "
             "19 source videos, 20 are needed (57 clips"
         )
         for note in notes

@@ -264,7 +264,7 @@ def test_a_run_that_copies_is_ended_and_its_best_checkpoint_exported(
         assert "no checkpoint of step 3" in end["take"]["why"]
         assert "step-7." in exported["path"]
         return
-    assert end["take"] == {"step": 3, "why": "held-out clips were best there"}
+    assert end["take"] == {"step": 3, "why": "clips kept aside were best there"}
     assert "step-3." in exported["path"]
     best, end = (
         run / "checkpoints" / f"step-{step}" / "weights.safetensors"
@@ -281,7 +281,7 @@ def test_a_run_that_copies_is_ended_and_its_best_checkpoint_exported(
     ("knobs", "why"),
     [
         ({}, "validate_every is 0, and only validations can say when to stop"),
-        ({"validate_every": 2}, "fewer than two clips are held out"),
+        ({"validate_every": 2}, "fewer than two clips are kept aside"),
     ],
 )
 def test_early_stopping_that_cannot_come_is_reported(
@@ -299,7 +299,7 @@ UP = (1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7)
 @pytest.mark.parametrize(
     ("held", "train", "step", "why"),
     [
-        (HELD, HELD, 3, "held-out clips were best there"),
+        (HELD, HELD, 3, "clips kept aside were best there"),
         (UP, TRAIN, 1, "best under the base model itself"),
     ],
     ids=["flies apart", "base was best"],

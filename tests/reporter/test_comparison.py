@@ -155,14 +155,14 @@ def test_a_measure_that_no_run_has_is_not_listed(
     runs: list[Path], capsys: Printed
 ) -> None:
     assert run("compare", *runs) == 0
-    assert "held-out error" in capsys.readouterr().out
-    assert "held-out error" in (runs[0] / "comparison.html").read_text()
+    assert "error on clips kept aside" in capsys.readouterr().out
+    assert "error on clips kept aside" in (runs[0] / "comparison.html").read_text()
 
     for folder in runs:
         remove_validations(folder)
     assert run("compare", *runs) == 0
-    assert "held-out error" not in capsys.readouterr().out
-    assert "held-out error" not in (runs[0] / "comparison.html").read_text()
+    assert "error on clips kept aside" not in capsys.readouterr().out
+    assert "error on clips kept aside" not in (runs[0] / "comparison.html").read_text()
 
 
 def test_the_answer_is_json_too(
@@ -250,8 +250,11 @@ def test_results_come_first_then_previews_then_many_settings(
     write_comparison(runs, runs[0] / "comparison.html")
     page = (runs[0] / "comparison.html").read_text(encoding="utf-8")
 
-    places = [page.index("held-out error</th>"), page.index("The same prompts")]
-    places.append(page.index("Error on held-out clips"))
+    places = [
+        page.index("error on clips kept aside</th>"),
+        page.index("The same prompts"),
+    ]
+    places.append(page.index("Error on clips kept aside"))
     assert places == sorted(places)
     results = page.partition("</table>")[0]
     assert ("learning_rate" in results) == (num_keys == 1)

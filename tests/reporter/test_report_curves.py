@@ -67,7 +67,7 @@ def test_validation_shows_before_after_and_change(run: Path) -> None:
     (found,) = reports.chapters(run)["validation"]["parts"]
     assert found["head"] == ["clips", "step 0", "step 120", "lowest"]
     held_out, train = found["rows"]
-    assert held_out == ["held-out clips", "100.0%", "100.0%", "100.0% at step 0"]
+    assert held_out == ["clips kept aside", "100.0%", "100.0%", "100.0% at step 0"]
     assert train == ["training clips", "100.0%", "100.0%", "100.0% at step 0"]
     assert (found["averages"], found["notes"]) == ([], [])
     reports.write_journal(run, [reports.start(), reports.reading(0, None, 0.5)])
@@ -76,7 +76,7 @@ def test_validation_shows_before_after_and_change(run: Path) -> None:
         ["clips", "step 0"],
         [["training clips", "0.5"]],
     )
-    assert found["notes"] == ["No held-out clips are measured: none are held out."]
+    assert found["notes"] == ["No clips kept aside are measured: none are kept aside."]
 
 
 def test_averages_and_experts_are_shown_where_there_are_any(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_losses_of_another_validation_set_are_left_out_and_counted(
     ]
     reports.write_journal(tmp_path, [reports.start(), *readings])
     text = reports.part(reports.report(tmp_path), "validation")
-    assert "clips step 4 step 6 lowest held-out clips 100.0% 100.0%" in text
+    assert "clips step 4 step 6 lowest clips kept aside 100.0% 100.0%" in text
     assert "2 validations of an earlier set" in text
 
 
@@ -153,7 +153,7 @@ def test_clips_that_were_removed_decide_no_band(run: Path) -> None:
     first = next(line for line in lines if line["kind"] == "step")
     first["window_ids"] = first["window_ids"] + [gone] * 120
     reports.write_journal(run, lines)
-    held = reports.clip("since held out.mp4", used=False, held_out=True, id="e" * 32)
+    held = reports.clip("since kept aside.mp4", used=False, held_out=True, id="e" * 32)
     for clips in (reports.account()["clips"], [*reports.account()["clips"], held]):
         reports.write_file(run, "check.json", reports.account() | {"clips": clips})
         found = reports.chapters(run)["exposure"]["so_far"]

@@ -222,7 +222,7 @@ def ended(folder: Path, course: tuple[Any, ...], take: int, why: str = "done") -
         *(reports.step(number) for number, *_ in course if number),
         *judged(*course),
     ]
-    recommended = {"step": take, "why": "held-out clips were best there"}
+    recommended = {"step": take, "why": "clips kept aside were best there"}
     end = {"kind": "end", "step": course[-1][0], "why": why, "take": recommended}
     reports.write_journal(folder, [*lines, end])
     for name, value in (("check", reports.account()), ("config", reports.config())):
@@ -237,7 +237,7 @@ def test_the_verdict_says_when_to_have_stopped_and_which_file_to_use(
     for sentence in (
         "OVERFITTING It should have stopped at step 20 (steps 10 to 20 cannot be told apart).",
         f"Recommended checkpoint: step 20, which is not exported yet: videotune export {tmp_path.name} --step 20",
-        "ended early: held-out clips had turned",
+        "ended early: clips kept aside had turned",
         "More steps on these clips make it worse.",
     ):
         assert sentence in said
@@ -273,7 +273,7 @@ def saved(number: int) -> dict[str, Any]:
         ((), None, ""),
         ((10, 30), 30, "there is no checkpoint of step 20"),
         ((10, 20, 30), 20, ""),
-        ((5, 17, 29), 17, "the nearest to step 20, where held-out clips were best"),
+        ((5, 17, 29), 17, "the nearest to step 20, where clips kept aside were best"),
     ],
 )
 def test_a_run_that_goes_on_recommends_what_is_saved(
@@ -307,7 +307,7 @@ def test_the_error_of_each_clip_leaves_the_judgement_to_the_verdict(
     said = reports.part(reports.report(ended(tmp_path, COURSE, 20)), "validation")
     order = (
         r"training \d+ 100% of the first as before training .* "
-        r"training \d+ 30% of the first lower .* held out – 54% of the first lower"
+        r"training \d+ 30% of the first lower .* kept aside – 54% of the first lower"
     )
     assert re.search(order, said), "the highest first, training clips before others"
     assert "below 90% lower" in said, "what the words stand for"
@@ -359,15 +359,15 @@ def test_a_figure_of_the_held_out_clips_is_the_same_on_the_whole_page(
     ended(tmp_path, BY_CHANCE, 120)
     page = reports.report(tmp_path)
     outcome = reports.part(page, "verdict")
-    assert "of the base model's error on held-out clips, at step 120" in outcome
+    assert "of the base model's error on clips kept aside, at step 120" in outcome
     (found,) = reports.chapters(tmp_path)["validation"]["parts"]
     assert found["rows"][0] == [
-        "held-out clips",
+        "clips kept aside",
         "100.0%",
         "59.5%",
         "59.3% at step 100",
     ]
-    assert re.search(r"59% of the base model's error on held-out clips", outcome)
+    assert re.search(r"59% of the base model's error on clips kept aside", outcome)
 
 
 @pytest.mark.parametrize(
@@ -397,7 +397,7 @@ def test_a_figure_of_the_held_out_clips_is_the_same_on_the_whole_page(
         ((1.0, 1.1, 1.3, 1.5), "PLATEAU It is worse than the base model itself.", 10),
         (
             (1.0, 0.5, 0.9, 0.8, 0.7),
-            "It was still learning at step 40, but held-out clips were better at step 10",
+            "It was still learning at step 40, but clips kept aside were better at step 10",
             10,
         ),
     ],

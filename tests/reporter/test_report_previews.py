@@ -355,11 +355,11 @@ USE = "pipe = SomePipeline.from_pretrained('owner/base'); pipe.load_lora_weights
 def test_every_clip_is_accounted_for(run: Path) -> None:
     said = reports.part(reports.report(run), "clips")
     order = (
-        "5 found = 3 used + 1 held out + 1 skipped.",
+        "5 found = 3 used + 1 kept aside + 1 skipped.",
         "64x64, 17 frames 4 80",
         "short.mp4 skipped too short 64x64, 17 frames, 16 fps 3 frames at 16 fps; 5 are needed",
         "42% 60 42 % of its frames repeat the one before <b>",
-        "held back.mp4 held out",
+        "held back.mp4 kept aside",
         "two windows.mov used 64x64, 17 frames, 29.97 fps 2 windows of 64x64, 17 frames 0.19 s 120",
     )
     places = [said.index(words) for words in order]
@@ -613,7 +613,7 @@ def test_the_file_of_the_recommended_step_is_loaded_if_it_was_exported(
             "kind": "end",
             "step": 240,
             "why": "done",
-            "take": {"step": recommended, "why": "held-out clips were best there"},
+            "take": {"step": recommended, "why": "clips kept aside were best there"},
         }
         reports.write_journal(tmp_path, [reports.start(), end])
         said = reports.part(reports.report(tmp_path), "use")
@@ -644,7 +644,7 @@ def test_without_a_verdict_the_outcome_repeats_what_the_metrics_say(
     copies = int(similarity > 0.7)
     records = [probe(0, 0.3), probe(250, similarity, copies=copies)]
     verdict = {"kind": "verdict", "time": 1.0, "step": 250, "verdict": None}
-    verdict |= {"reason": "no clip is held out"}
+    verdict |= {"reason": "no clip is kept aside for checking"}
     save = {"kind": "save", "step": 250, "path": "x"}
     reports.write_journal(
         tmp_path, [reports.start(), reports.step(1), *records, verdict, save]
@@ -657,8 +657,8 @@ def test_without_a_verdict_the_outcome_repeats_what_the_metrics_say(
 @pytest.mark.parametrize(
     ("held_out", "budget", "sentence"),
     [
-        (0.9, 0, "if that on held-out clips rises"),
-        (0.9, 0.1, "if that on held-out clips rises"),
+        (0.9, 0, "if that on clips kept aside rises"),
+        (0.9, 0.1, "if that on clips kept aside rises"),
         (None, 0.1, "none is measured yet"),
         (None, 0, "so nothing else warns of copying"),
     ],

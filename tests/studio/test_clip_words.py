@@ -143,7 +143,7 @@ def test_a_warning_of_the_set_stands_beside_its_button(
         [
             mixed,
             "repeats by folder names: a 2",
-            "no clip is held out, so there is no verdict: 1 source video, 20 are needed. "
+            "no clip is kept aside for checking, so there is no verdict: 1 source video, 20 are needed. "
             "Add clips, or put some into a dataset of kind validation",
         ],
         ["mixed_rates", "", "none_held_out"],
@@ -152,9 +152,12 @@ def test_a_warning_of_the_set_stands_beside_its_button(
     (notes,) = re.findall(r'<details id="data-notes">.*?</details>', page, re.DOTALL)
     assert 'href="/p/cats/setup#f-video_config.target_fps"' in notes
     assert notes.count(clip_words.NO_REMEDY) == 1, "what needs nothing says so"
-    assert "of kind validation" not in notes
-    assert notes.count("choose “Keep aside” for some") == 1
-    assert 'data-files="files"' in notes
+    pattern = r'<div class="notice care[^>]*id="note-.*?</div>'
+    (serious,) = re.findall(pattern, page, re.DOTALL)
+    assert "<p>No clip is kept aside for checking" in serious
+    assert "of kind validation" not in serious
+    assert serious.count("choose “Keep aside” for some") == 1
+    assert 'data-files="files"' in serious
     assert "Show clips with a warning" not in notes, "no clip has a warning of these"
     (shared,) = re.findall(r'id="shared-1">.*?<details', page, re.DOTALL)
     assert "clips/a.mp4" in shared.split("data-select=")[1]
@@ -177,12 +180,27 @@ def test_notes_name_settings_by_their_names_and_no_model_before_one_is_chosen(
     page = client.get(DATA).text
     assert "“Target FPS” set to 12 trains each frame" in page
     assert "“Frame rate of folders of images”" in page
-    texts = " ".join(text_of(page, r'<details id="data-notes">.*?</details>'))
+    pattern = r'<div class="notice care[^>]*id="note-.*?</div>|<details id="data-notes">.*?</details>'
+    texts = " ".join(text_of(page, pattern))
     assert not re.search(r"[a-z]_[a-z]|of kind", texts)
 
     projects.update(cats, preset="")
     assert "16 fps of training" not in client.get(DATA).text
     assert "1 caption has several lines" in client.get(DATA).text
+
+
+def test_a_note_that_clips_kept_aside_have_answered_is_gone_at_once(
+    client: Any, cats: projects.Project
+) -> None:
+    check(
+        cats,
+        {"a": {}, "b": {}},
+        ["no clip is kept aside for checking: 20 are needed"],
+        ["none_held_out"],
+    )
+    assert 'id="note-none_held_out"' in client.get(DATA).text
+    client.post(f"{DATA}/move", data={"to": "held-out", "path": "clips/a.mp4"})
+    assert 'id="note-none_held_out"' not in client.get(DATA).text
 
 
 def test_a_clip_in_another_folder_says_no_more_than_is_known() -> None:
@@ -205,7 +223,7 @@ def test_a_check_says_what_each_warning_is_about(tmp_path: Path) -> None:
         assert "placeholder" in codes["caption"]
         assert len(row["note_codes"]) == len(row["notes"])
     notes = dict(zip(account["note_codes"], account["notes"], strict=True))
-    assert "no clip is held out" in notes["none_held_out"]
+    assert "no clip is kept aside for checking" in notes["none_held_out"]
 
 
 def test_a_note_that_a_warning_of_the_clips_says_already_is_left_out() -> None:

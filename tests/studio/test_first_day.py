@@ -306,6 +306,7 @@ def test_the_words_for_clips_kept_aside_are_the_same_everywhere(
     assert 'aria-label="Train on a.mp4 again"' in text
     assert "kept aside" in text
 
+    # as runs of earlier versions say it
     said = in_studio_terms("no clip is held out, and only held-out clips show copying")
     assert said == "no clip is kept aside for checking, and only clips kept aside show copying"  # fmt: skip
     assert in_studio_terms("held-out/a.mp4 is damaged") == "held-out/a.mp4 is damaged"

@@ -257,7 +257,7 @@ def test_a_comparison_names_settings_as_the_page_does(
 
 def test_a_note_on_clips_kept_aside_has_no_option_of_a_terminal() -> None:
     note = (
-        "no clip is held out, so it cannot be told whether the model copies your clips: "
+        "no clip is kept aside for checking, so it cannot be told whether the model copies your clips: "
         "5 source videos, 20 are needed. Add clips, or put 2 or more into a folder of "
         "their own: --held-out FOLDER"
     )
@@ -266,7 +266,7 @@ def test_a_note_on_clips_kept_aside_has_no_option_of_a_terminal() -> None:
         "copies your clips: from 20 videos on, some are kept aside by themselves; you "
         "have 5. Until then choose “Keep aside” for 2 or more"
     )
-    few = "1 clip is held out: 2 are needed. Put more clips into the dataset of kind validation (--held-out FOLDER)"
+    few = "1 clip is kept aside: 2 are needed. Put more clips into the dataset of kind validation (--held-out FOLDER)"
     assert "FOLDER" not in in_studio_terms(few)
 
 

@@ -9,6 +9,10 @@ import sys
 from pathlib import Path
 
 from tests.support.driver import build_driver
+from tests.support.reports import visible_text
+from videotune.studio import web
+from videotune.studio.gpu import Gpu
+from videotune.studio.memory_bar import gigabytes
 
 ASK = "import json; from videotune.studio.gpu import list_gpus; print(json.dumps([one.__dict__ for one in list_gpus()]))"
 
@@ -44,3 +48,17 @@ def test_each_card_tells_its_memory_use_temperature_and_power(tmp_path: Path) ->
 
 def test_a_driver_that_fails_has_no_cards(tmp_path: Path) -> None:
     assert read_cards(tmp_path, init=9) == []
+
+
+def test_a_card_has_as_many_gb_on_the_queue_as_in_the_plan() -> None:
+    card = Gpu(
+        index=0,
+        name="RTX 4090",
+        memory_used=6 * 2**30,
+        memory_total=24 * 2**30,
+        utilization=None,
+        celsius=None,
+        watts=None,
+    )
+    assert gigabytes(card.memory_total) == "24.0 GB"
+    assert "6.0 of 24.0 GB" in visible_text(web.render("gpu", cards=[card]))

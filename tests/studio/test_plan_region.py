@@ -10,7 +10,7 @@ import pytest
 from tests.support.clips import write_clip
 from tests.support.job_folders import ended_job
 from tests.support.reports import visible_text
-from videotune.data.remarks import Remark
+from videotune.data.remarks import SERIOUS, Remark
 from videotune.studio import (
     clip_row,
     clip_words,
@@ -85,7 +85,7 @@ def test_numbers_of_an_older_state_are_not_shown(
     now = region(client)
     assert all(text in now for text in ("4,321", ">fits<", "16.9 of 24.0", "0.87"))
     assert 'data-why=""' in now
-    assert "frames 18 becomes 17" in now.split("<details")[0], "not folded away"
+    assert "Frames 18 becomes 17" in now.split("<details")[0], "not folded away"
     assert "--set" not in now
 
     answer["current"] = False
@@ -105,7 +105,7 @@ def test_numbers_of_an_older_state_are_not_shown(
     )
     failed = region(client)
     assert "4,321" not in failed
-    assert "give data DIR" in failed
+    assert "Give data DIR" in failed
     assert "It cannot start" in failed
 
 
@@ -442,7 +442,7 @@ def test_a_number_of_frames_that_the_model_does_not_take_needs_no_longer_clips(
     client: Any, cats: projects.Project, answer: dict[str, Any]
 ) -> None:
     answer.update({"plan": PLAN, "current": True, "measuring": False})
-    note = region(client).partition("frames 18 becomes 17")[2].partition("</p>")[0]
+    note = region(client).partition("Frames 18 becomes 17")[2].partition("</p>")[0]
     assert "You need not do anything" in note
     assert "longer clips" not in note
 
@@ -456,7 +456,7 @@ def test_the_plan_leads_to_the_interval_of_previews_and_of_validations(
     answer.update({"plan": PLAN | changes, "current": True, "measuring": False})
     shown = region(client)
     unfolded = shown.partition('id="plan-notes"')[0]
-    assert "a verdict needs 3 validations" in unfolded
+    assert "A verdict needs 3 validations" in unfolded
     assert "validate_every" not in re.sub(r"<[^>]*>", "", unfolded)
     assert 'href="#f-validate_every"' in unfolded
     assert 'href="#f-sample_after"' in shown
@@ -472,6 +472,14 @@ def test_a_trial_has_the_time_of_this_computer_first(
     assert duration(26 * 3600) in head
     assert "on this CPU" in head
     assert "it takes minutes" not in shown
+
+    # without any card it is the only time there is, and the terminal's plan says it too
+    without = {"device": {**PLAN["device"], "vram_bytes": None}, "hours": None}
+    projects.update(cats, card=None)
+    answer["plan"] = PLAN | without | {"cpu_hours": 26.0}
+    shown = region(client)
+    head = shown.partition('class="plan-head"')[2].partition("</div>")[0]
+    assert duration(26 * 3600) in head
 
 
 def test_a_plan_for_another_computer_says_how_to_get_there(
@@ -568,7 +576,7 @@ def test_no_step_takes_an_unbelievably_short_time(
 def test_reasons_that_prevent_a_verdict_together_stand_in_one_place(
     client: Any, cats: projects.Project, answer: dict[str, Any]
 ) -> None:
-    readings = "a verdict needs 3 validations, the run makes 2"
+    readings = "A verdict needs 3 validations, the run makes 2"
     clips_aside = "1 clip is kept aside: 2 are needed"
     changes = {
         "notes": [clips_aside, "another note", readings],
@@ -586,6 +594,35 @@ def test_reasons_that_prevent_a_verdict_together_stand_in_one_place(
     answer["plan"] = PLAN | changes
     assert clips_aside in region(client).partition('id="plan-notes"')[0]
     assert 'id="plan-notes"' not in region(client)
+
+
+@pytest.mark.parametrize("code", SERIOUS)
+def test_a_note_that_asks_for_a_decision_is_never_folded(
+    client: Any, cats: projects.Project, answer: dict[str, Any], code: str
+) -> None:
+    changes = {
+        "notes": ["another note", "something else is trained"],
+        "note_codes": ["cropped", code],
+    }
+    answer.update({"plan": PLAN | changes, "current": True, "measuring": False})
+    open_part, _, folded = region(client).partition('id="plan-notes"')
+    assert "Something else is trained" in open_part
+    assert "Another note" in folded
+    assert "something else" not in folded.lower()
+
+
+def test_that_nothing_is_kept_aside_is_said_once_and_in_sight(
+    client: Any, cats: projects.Project, answer: dict[str, Any]
+) -> None:
+    answer.update({"plan": PLAN, "current": True, "measuring": False})
+    assert 'id="plan-no-check"' in region(client), "validation_fraction is 0"
+
+    note = "no clip is kept aside for checking: 5 source videos, 20 are needed"
+    answer["plan"] = PLAN | {"notes": [note], "note_codes": ["none_held_out"]}
+    shown = region(client)
+    assert shown.count("No clip is kept aside for checking") == 1
+    assert 'id="plan-no-check"' not in shown
+    assert "aside=1#aside-how" in shown.partition("No clip is kept aside")[2]
 
 
 def test_the_plan_names_the_dtype_in_which_weights_are_kept(

@@ -123,7 +123,7 @@ def test_how_often_clips_were_seen_counts_parts_of_clips_as_the_other_pages_do(
 
 def test_the_mark_of_the_best_step_is_below_the_curve_of_held_out_clips() -> None:
     chart = line_chart(
-        [Line("held-out clips", [(0, 1.0), (50, 0.2), (100, 0.5)], "one")],
+        [Line("clips kept aside", [(0, 1.0), (50, 0.2), (100, 0.5)], "one")],
         says="",
         marked_points=[(50, 0.2)],
     )

@@ -14,7 +14,7 @@ from tests.support.reports import full_run, write_file
 from videotune.errors import VideotuneError
 from videotune.reporter import build, inventory
 from videotune.reporter.read import read_run
-from videotune.studio import projects
+from videotune.studio import project_names, projects
 from videotune.studio.projects import Project
 from videotune.studio.result_files import (
     COMFYUI_VARIABLE,
@@ -292,3 +292,46 @@ def test_each_kind_of_file_goes_where_comfyui_looks_for_it(
     copy = copy_to_comfyui(file, cats, loras)
     assert copy.parent == loras.parent / folder
     assert copy.read_bytes() == file.path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("folder", "title", "stem"),
+    [
+        ("cats", "Cats", "cats"),
+        ("cats-2", "Cats", "cats-2"),
+        ("cats", "Kätzchen", "katzchen"),
+        ("cats", "Cats at night", "cats-at-night"),
+        ("cats", "猫", "cats"),
+        ("cats", "bin", "project-bin"),
+    ],
+)
+def test_files_outside_of_a_project_have_its_present_name(
+    folder: str, title: str, stem: str
+) -> None:
+    assert project_names.file_stem(folder, title) == stem
+
+
+def test_after_a_rename_downloads_copies_and_exports_have_the_new_name(
+    client: Any, tmp_path: Path
+) -> None:
+    project = projects.create(tmp_path, "Cats")
+    run = project.folder / "runs" / "run-1"
+    full_run(run)
+    write_file(run, "config.json", {"steps": 120, "settings": {}})
+    name = "run-1-step-120-comfyui.safetensors"
+    row = {"path": f"export/{name}", "format": "comfyui", "step": 120}
+    write_file(run, "exports.json", [row])
+    (run / "export").mkdir(exist_ok=True)
+    (run / "export" / name).write_bytes(b"a LoRA")
+
+    assert client.post("/p/cats/rename", data={"title": "My dogs"}).status_code == 204
+    page = client.get("/p/cats/results?run=run-1").text
+    assert f'download="my-dogs-{name}"' in page
+    assert "cats-run-1" not in page
+    zipped = client.get("/p/cats/export").headers["Content-Disposition"]
+    assert "my-dogs.zip" in zipped
+
+    loras = tmp_path / "comfyui"
+    (file,) = exported_files(projects.find_project(tmp_path, "cats"), run)
+    copied = copy_to_comfyui(file, projects.find_project(tmp_path, "cats"), loras)
+    assert copied.name == f"my-dogs-{name}"

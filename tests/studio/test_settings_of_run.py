@@ -38,8 +38,11 @@ def add_run(
     preset: str,
     keys: Mapping[str, Any],
     planned: Mapping[str, Any] | None = None,
+    name: str | None = None,
 ) -> Path:
-    """Make a run as a training with a preset and the user's keys leaves it."""
+    """Make a run as a training with a preset and the user's keys leaves it; without
+    ``name``, one of an earlier version, which does not name the preset.
+    """
     run = project.folder / "runs" / "rank-4"
     full_run(run)
     planned = planned or {}
@@ -54,6 +57,8 @@ def add_run(
         **dict.fromkeys(planned, "plan"),
     }
     config = {"settings": unflatten(settings), "origins": origins, "steps": 120}
+    if name is not None:
+        config["preset"] = name
     write_file(run, "config.json", config)
     return run
 
@@ -98,6 +103,31 @@ def test_a_run_of_another_size_of_the_model_has_the_preset_of_that_size(
     run = add_run(cats, SMALLER_LTX, {"steps": 40})
     assert settings_of_run(now(cats), run).preset == SMALLER_LTX
     assert settings_of_run(now(cats), run).keys == {"steps": 40}
+
+
+def test_a_run_names_the_preset_that_its_values_do_not_show(
+    client: Any, cats: Project
+) -> None:
+    choose(client, LTX)
+    keys = flatten(read_preset(LTX))
+    run = add_run(cats, SMALLER_LTX, keys)
+    assert settings_of_run(now(cats), run).preset == LTX, "the likest"
+
+    config = projects.read_record(run / "config.json", dict[str, Any], "")
+    write_file(run, "config.json", {**config, "preset": SMALLER_LTX})
+    settings = settings_of_run(now(cats), run)
+    assert settings.preset == SMALLER_LTX
+    smaller = inherited_values(SMALLER_LTX)
+    changed = {key: value for key, value in keys.items() if value != smaller[key]}
+    assert flatten(settings.keys) == changed
+
+
+@pytest.mark.parametrize("name", ["a preset of a later version", "", 7])
+def test_of_a_name_that_is_no_preset_the_values_decide(
+    cats: Project, name: Any
+) -> None:
+    run = add_run(cats, SMALLER_LTX, {"steps": 40}, name=name)
+    assert settings_of_run(now(cats), run).preset == SMALLER_LTX
 
 
 def test_values_that_an_earlier_studio_wrote_as_the_users_are_the_presets_again(

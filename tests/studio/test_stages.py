@@ -217,7 +217,7 @@ def test_the_result_says_that_it_is_the_last_where_there_is_no_verdict(
 ) -> None:
     run = cats.folder / "runs" / "run-1"
     full_run(run)
-    why = "no verdict: no clip is held out"
+    why = "no verdict: no clip is kept aside for checking"
     end = {"kind": "end", "step": 120, "why": "done", "seconds": {}}
     with (run / "journal.jsonl").open("a", encoding="utf-8") as journal:
         journal.write(json.dumps(end | {"take": {"step": 120, "why": why}}) + "\n")
@@ -284,3 +284,34 @@ def test_the_plan_says_what_this_computer_does_not_have(
     projects.save_draft(current, {"text_encoder": {"file": "t5.safetensors"}})
     (model,) = this_computer.notes_on_this_computer(current, {})
     assert " GB" not in model
+
+
+@pytest.mark.parametrize("page", ["train", "results"])
+def test_a_page_without_a_run_has_the_button_of_the_next_step(
+    client: Any, cats: Project, small_clips: Path, page: str
+) -> None:
+    def button() -> str:
+        text = client.get(f"/p/cats/{page}").text
+        empty = text.partition("No run yet")[2].partition("</div>")[0]
+        assert empty.count("<a ") == 1
+        assert "<button" not in empty
+        return visible_text(empty.partition("<a ")[2].partition(">")[2])
+
+    assert "Add clips" in button()
+    add_clip(cats, small_clips)
+    assert "Caption 1 clip" in button()
+    (cats.folder / "clips" / "a.txt").write_text("a dot")
+    assert "Choose a model and a card" in button()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_button_that_opens_a_dialog_stands_on_a_page_that_has_it(
+    client: Any, cats: Project, small_clips: Path, page: str
+) -> None:
+    for preset in ("", "toy"):
+        projects.update(cats, preset=preset)
+        text = client.get(f"/p/cats/{page}").text
+        opened = set(re.findall(r'data-open="([^"]+)"', text))
+        dialogs = set(re.findall(r'<dialog[^>]* id="([^"]+)"', text))
+        assert opened <= dialogs
+        add_clip(cats, small_clips)

@@ -11,7 +11,9 @@ import videotune
 from videotune.errors import VideotuneError
 from videotune.queue.jobs import QueuedJob
 from videotune.studio import header, web
+from videotune.studio.failures import first_sentence
 from videotune.studio.terms import in_studio_terms
+from videotune.text import capitalized
 
 PACKAGE = Path(videotune.__file__).parent
 OPTION = re.compile(r"(?<![\w-])--[a-z]|`videotune |dataset (is )?of kind")
@@ -87,10 +89,48 @@ def test_all_ways_of_a_message_to_a_page_translate_it(
 
     monkeypatch.setitem(header.REGIONS, "status", fail)
     page = client.get("/", headers={"HX-Request": ""}).text
-    assert "none: pass data DIR" in page
+    assert "None: pass data DIR" in page
     monkeypatch.setattr(web, "describe_outcome", lambda job: "give --out DIR")
     job: QueuedJob = object()  # type: ignore[assignment]
     assert web.TEMPLATES.globals["why"](job) == "give out DIR"
     monkeypatch.setattr("videotune.studio.projects.create", fail)
     answer = client.post("/create", data={"title": "x"})
     assert answer.text == "none: pass data DIR"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("most clips are slow", "Most clips are slow"),
+        ("resolution: it makes frames wide", "Resolution: it makes frames wide"),
+        ("no-one's clip is used", "No-one's clip is used"),
+        ("3 frame rates are mixed", "3 frame rates are mixed"),
+        ("“Target FPS” is 8", "“Target FPS” is 8"),
+        ("cat.mp4 is short", "cat.mp4 is short"),
+        ("bf16 is not exact here", "bf16 is not exact here"),
+        ("clips/cat.mp4: too short", "clips/cat.mp4: too short"),
+        ("", ""),
+    ],
+)
+def test_a_sentence_begins_with_a_capital_and_a_name_stays(
+    text: str, sentence: str
+) -> None:
+    assert capitalized(text) == sentence
+
+
+@pytest.mark.parametrize(
+    ("reason", "sentence"),
+    [
+        (
+            "5 steps had no finite loss; the journal names them. A resume meets the same",
+            "5 steps had no finite loss; the journal names them",
+        ),
+        ("clips/a.mp4: there is no a.txt", "clips/a.mp4: there is no a.txt"),
+        ("rate 1e-4 vs. the usual", "rate 1e-4 vs. the usual"),
+    ],
+)
+def test_a_bar_says_why_a_training_failed_in_one_sentence(
+    reason: str, sentence: str
+) -> None:
+    assert first_sentence(reason) == sentence
+    assert first_sentence(f"\n{reason}\nmore") == sentence

@@ -8,7 +8,7 @@ import pytest
 
 from videotune.job.shown_notes import DAY, FILE, remember, unseen
 
-NOTES = ("no clip is held out", "most clips are slower")
+NOTES = ("no clip is kept aside for checking", "most clips are slower")
 
 
 def test_only_what_was_shown_within_the_day_is_not_repeated(tmp_path: Path) -> None:

@@ -72,11 +72,11 @@ DOWN = (1.0, 0.8, 0.6, 0.5)
 UP = (1.0, 0.9, 0.8, 1.2, 1.8, 2.5)
 COURSES = {
     "still falling": (DOWN, DOWN, LEARNING, None, ""),
-    "held-out clips rose once, which may be chance": ((*DOWN, 0.55), (*DOWN, 0.4), LEARNING, None, ""),
+    "clips kept aside rose once, which may be chance": ((*DOWN, 0.55), (*DOWN, 0.4), LEARNING, None, ""),
     "they rose twice while training clips fall": ((*DOWN, 0.55, 0.6), (*DOWN, 0.4, 0.3), OVERFITTING, 30, "step 30"),
     "training clips rise as well": ((*DOWN, 0.55, 0.6), (*DOWN, 0.6, 0.7), PLATEAU, 30, "both have got worse"),
     "nothing falls any more": ((*DOWN, 0.5, 0.5, 0.5, 0.5), (*DOWN, 0.5, 0.5, 0.5, 0.5), PLATEAU, None, ""),
-    "held-out clips alone still fall": ((*DOWN, 0.45, 0.4), (*DOWN, 0.5, 0.5), LEARNING, None, ""),
+    "clips kept aside alone still fall": ((*DOWN, 0.45, 0.4), (*DOWN, 0.5, 0.5), LEARNING, None, ""),
     "the run flies apart": (UP, UP, PLATEAU, 20, "both have got worse, a sign of too high a learning_rate"),
     # the training clips at the validation that rose, not at a later one at which they
     # may lie higher again
@@ -136,12 +136,12 @@ def test_without_held_out_clips_no_validation_is_possible() -> None:
     lines = [line | {"held_out": None} for line in course(DOWN, DOWN)]
     found = judge(lines)
     assert found.label is None
-    assert "no clip is held out" in found.reason
+    assert "no clip is kept aside for checking" in found.reason
     one = [
         line | {"held_out": line["held_out"] | {"clips": {"a": 1.0}}}
         for line in course(DOWN, DOWN)
     ]
-    assert "at least two held-out clips" in str(judge(one))
+    assert "at least two clips kept aside" in str(judge(one))
 
 
 def test_a_reading_that_is_not_finite_is_said() -> None:
@@ -402,9 +402,9 @@ FLAT = (0.5,) * 4
 RISING = (0.5, 0.6, 0.7, 0.8)
 FALLING = RISING[::-1]
 TRENDS = {
-    "held-out clips fall": (FALLING, FLAT, LEARNING, ("held-out clips went",)),
+    "clips kept aside fall": (FALLING, FLAT, LEARNING, ("clips kept aside went",)),
     "both rise": (RISING, RISING, PLATEAU, ("both have got worse",)),
-    "only held-out clips rise": (RISING, FLAT, PLATEAU, ("training clips went", "no more than by chance")),
+    "only clips kept aside rise": (RISING, FLAT, PLATEAU, ("training clips went", "no more than by chance")),
     "only training clips rise": (FLAT, RISING, PLATEAU, ("neither has fallen", "no more than by chance")),
     "only training clips fall": (FLAT, FALLING, PLATEAU, ("only on the training clips",)),
     "nothing moves": (FLAT, FLAT, PLATEAU, ("neither has fallen",)),

@@ -96,8 +96,8 @@ def check(
     verbose: Verbose = False,
     every: Every = False,
 ) -> None:
-    """Account for every clip: used, held out or skipped, with the reason; load no
-    model.
+    """Account for every clip: used, kept aside for checking or skipped, with the reason;
+    load no model.
     """
     from videotune.commands.check import check as check_clips
 
@@ -190,7 +190,7 @@ def show_account(
         every: Print every clip, and not only the first of a state that many clips have.
     """
     account = result.account
-    sums = "{found} found: {used} used, {held_out} held out, {skipped} skipped"
+    sums = "{found} found: {used} used, {held_out} kept aside, {skipped} skipped"
     rules = f"by the rules of {result.job.spec.title}"
     if result.assumed:
         rules = "no model named: by the toy's rules"
@@ -288,7 +288,7 @@ def show_details(
             f"{seconds_cut:.1f} s of the {seconds:.1f} s of these clips are in no window"
         )
 
-    sums = "found {found} = used {used} + held out {held_out} + skipped {skipped}"
+    sums = "found {found} = used {used} + kept aside {held_out} + skipped {skipped}"
     shapes = counted(len(job.shapes_by_cost), "bucket")
     tell(
         f"{sums.format_map(account)};  {counted(len(job.library.windows), 'window')} in {shapes}"

@@ -61,7 +61,7 @@ def show_demo(out: Path, result: dict[str, Any]) -> None:
     rows = [
         [f'"{TRIGGER}" is an {" ".join(CONCEPT)}', *shares(concept), concept["n"]],
         ["what the base model knew is still right", *shares(control), control["n"]],
-        ["error on held-out clips", *errors, ""],
+        ["error on clips kept aside", *errors, ""],
     ]
     print()
     print_table(

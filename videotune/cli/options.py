@@ -66,7 +66,7 @@ HeldOut = Annotated[
     Opt(
         "--held-out",
         metavar="FOLDER",
-        help="clips that are measured and never trained, to see whether the model copies",
+        help="clips kept aside for checking: measured and never trained, to see whether the model copies",
     ),
 ]
 BaseOption = Annotated[

@@ -170,7 +170,7 @@ def show_summary(result: PlanResult) -> None:
     show_model(result.job.spec.title, facts)
     show_licence(facts)
     show_download(facts)
-    clips = "{used} used, {held_out} held out, {skipped} skipped"
+    clips = "{used} used, {held_out} kept aside, {skipped} skipped"
     line = f"clips: {clips.format_map(facts['clips'])}"
     shape = bucket_words(facts["buckets"][0])
     is_only = len(facts["buckets"]) == 1

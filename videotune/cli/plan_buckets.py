@@ -30,7 +30,7 @@ def show_sound(facts: Mapping[str, Any]) -> None:
 
 def show_buckets(facts: Mapping[str, Any]) -> None:
     """Print the clips, and the buckets."""
-    clips = "found {found} = used {used} + held out {held_out} + skipped {skipped}"
+    clips = "found {found} = used {used} + kept aside {held_out} + skipped {skipped}"
     tell(f"clips: {clips.format_map(facts['clips'])}")
     show_sound(facts)
 

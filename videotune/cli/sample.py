@@ -172,7 +172,7 @@ FACTS = {
     "steps": "steps done",
     "verdict": "verdict",
     "recommended": "recommended step",
-    "held_out": "held-out error",
+    "held_out": "error on clips kept aside",
     "training": "error on training clips",
     "loss": "mean error of the last 50 steps",
     "minutes": "minutes",
@@ -216,11 +216,13 @@ def show_runs(
         tell(BEST_FIRST)
     else:
         tell(
-            "No clip is held out, so no figure shows which run copies less. The error on training "
+            "No clip is kept aside for checking, so no figure shows which run copies less. The error on training "
             "clips is a share of the base model's: it shows how much a run has learnt."
         )
     if not comparison.has_same_data:
-        tell("The runs have different clips, so their held-out errors do not compare.")
+        tell(
+            "The runs have different clips, so their errors on clips kept aside do not compare."
+        )
     if comparison.shared_prompts:
         tell(
             "The page shows the previews of "

@@ -387,8 +387,8 @@ def explained_loop(trainer: Trainer) -> str:
         else:
             rescue = saving.save_before_error(trainer, last_good_step)
         raise VideotuneError(
-            f"{error}; the journal names their clips. {rescue} A resume meets the same steps: "
-            "add --set learning_rate=… --override, take the clips out, or start a new run in FLOAT_32."
+            f"{error}; the journal names their clips. A resume meets the same steps: add --set "
+            f"learning_rate=… --override, take the clips out, or start a new run in FLOAT_32. {rescue}"
         ) from error
 
 

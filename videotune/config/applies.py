@@ -359,10 +359,10 @@ TABLE = (
     ),
     Condition(
         keys=("early_stopping",),
-        when="two clips or more are held out",
+        when="two clips or more are kept aside",
         holds=lambda facts: not _is_at_most(facts.held_out_clips, 1),
-        otherwise="fewer than two clips are held out, "
-        "and only held-out clips tell learning from copying",
+        otherwise="fewer than two clips are kept aside, "
+        "and only clips kept aside tell learning from copying",
     ),
 )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -40,12 +40,15 @@ class Resolved:
     """Where each dotted key's value comes from: "user", "preset", "family", "default"
     or "plan".
     """
+    preset: str | None = None
+    """Name of the preset below the config, or None if it has none."""
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``config.json`` keeps."""
         return {
             "settings": self.config.model_dump(mode="json"),
             "origins": dict(self.origins),
+            "preset": self.preset,
         }
 
     def with_planned(self, values: Mapping[str, Any]) -> Resolved:
@@ -59,7 +62,8 @@ class Resolved:
             if section:
                 changes = {section: getattr(config, section).model_copy(update=changes)}
             config = config.model_copy(update=changes)
-        return Resolved(config, {**self.origins, **dict.fromkeys(values, "plan")})
+        origins = {**self.origins, **dict.fromkeys(values, "plan")}
+        return replace(self, config=config, origins=origins)
 
 
 def family_defaults(spec: ModelSpec) -> dict[str, Any]:

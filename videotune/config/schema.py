@@ -337,7 +337,7 @@ class Config(Section):
     """threads that decode clips and read batches ahead; 0: none"""
 
     validation_fraction: Annotated[float, Field(ge=0, lt=1)] = data(0.1)
-    """share of source videos held out, from 20 source videos up"""
+    """share of source videos kept aside for checking, from 20 source videos up"""
     validate_every: int | None = safe(None, ge=0)
     """steps between validations; 0: never (default: such that validation takes 4.5 % of
     the run)

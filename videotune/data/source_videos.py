@@ -216,7 +216,7 @@ def hold_out(
 
     leaked_names = held_out_names & _sources_of("regularization", sources, kinds)
     notes = [
-        f"a cut of the held-out video {name} is among the regularization clips"
+        f"a cut of {name}, which is kept aside, is among the regularization clips"
         for name in sorted(leaked_names)
     ]
     return is_held_out, notes
@@ -287,7 +287,7 @@ UNKNOWN_COPYING = "so it cannot be told whether the model copies your clips"
 def _too_few_sources_note(source_count: int, clip_count: int) -> str:
     plural = "" if source_count == 1 else "s"
     note = (
-        f"no clip is held out, {UNKNOWN_COPYING}: {source_count} source video{plural}, "
+        f"no clip is kept aside for checking, {UNKNOWN_COPYING}: {source_count} source video{plural}, "
         f"{SOURCES_NEEDED} are needed"
     )
     if source_count < clip_count:
@@ -310,7 +310,7 @@ def _few_held_out_notes(held_out: int) -> list[str]:
     if held_out >= HELD_OUT_NEEDED:
         return []
     note = (
-        f"{counted_are(held_out, 'clip')} held out, {UNKNOWN_COPYING}: "
+        f"{counted_are(held_out, 'clip')} kept aside, {UNKNOWN_COPYING}: "
         f"{HELD_OUT_NEEDED} are needed. Put more clips into the dataset of kind "
         "validation (--held-out FOLDER)"
     )

@@ -358,7 +358,7 @@ def _scan(
 
     if not library.windows and not to_look:
         if library.clips:
-            reason = "all of them are held out. Add a dataset of kind train"
+            reason = "all of them are kept aside. Add a dataset of kind train"
         else:
             reason = "none can be used:"
         skipped = "".join(

@@ -431,7 +431,7 @@ def resolve_config(
     spec = spec_for(family, base)
     if base is not None:
         user = _with_found_files(overrides, user, merged, spec, base)
-    resolved = resolve(user, preset, spec)
+    resolved = replace(resolve(user, preset, spec), preset=overrides.preset or None)
     files = own_files(resolved.config, spec)
     if files and base is not None:
         check_own_files(base.folder, files)

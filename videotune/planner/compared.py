@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from videotune.config.precision_checks import faults_with_eight_bits
-from videotune.config.resolve import Resolved
 from videotune.config.schema import Config
 from videotune.config.validators import cannot_compile
 from videotune.errors import VideotuneError
@@ -220,7 +219,7 @@ def _with_eight_bits(job: Job) -> Job | None:
     rounded = _rounded(config)
     if list(faults_with_eight_bits(rounded)):
         return None
-    return replace(job, resolved=Resolved(rounded, job.resolved.origins))
+    return replace(job, resolved=replace(job.resolved, config=rounded))
 
 
 def _rounded(config: Config) -> Config:

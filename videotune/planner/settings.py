@@ -10,7 +10,6 @@ from typing import Any
 
 import psutil
 
-from videotune.config.resolve import Resolved
 from videotune.config.validators import cannot_compile
 from videotune.console import echo
 from videotune.errors import DoesNotFit
@@ -123,7 +122,7 @@ def _with_open_choices(job: Job) -> Job:
     origins = job.resolved.origins
     chosen = [key for key in MEMORY_KEYS if origins.get(key) == "plan"]
     config = job.config.model_copy(update=dict.fromkeys(chosen))
-    return replace(job, resolved=Resolved(config, origins))
+    return replace(job, resolved=replace(job.resolved, config=config))
 
 
 def decide_compile(job: Job) -> Job:

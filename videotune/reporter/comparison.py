@@ -25,7 +25,7 @@ table, below the previews.
 MOST_CHARACTERS_BESIDE = 24
 """Characters of a value in the table of results."""
 
-BEST_FIRST = "The run with the lowest error on held-out clips comes first."
+BEST_FIRST = "The run with the lowest error on clips kept aside comes first."
 """The order of runs, wherever they are compared; without that error they keep theirs."""
 
 STROKES = ("one", "two", "three", "four")
@@ -270,6 +270,6 @@ def _comparison_chart(runs: Sequence[Run]) -> dict[str, Any] | None:
         return None
     return charts.line_chart(
         lines,
-        says="error on held-out clips, relative to the base model: below 1 is better",
+        says="error on clips kept aside, relative to the base model: below 1 is better",
         x_label="step",
     )

@@ -28,7 +28,7 @@ GUIDED_TARGET = (
 )
 """What a report says of validations of such a run."""
 
-PARTS = (("held_out", "held-out clips", "one"), ("train", "training clips", "two"))
+PARTS = (("held_out", "clips kept aside", "one"), ("train", "training clips", "two"))
 """The two parts of a validation: key, name, and stroke of the curve."""
 
 SMALL_COLUMNS = 150
@@ -167,7 +167,7 @@ def _validation_of(run: Run, part: LearntPart) -> dict[str, Any] | None:
         if curve:
             curves.append(Line(name, curve, css, dots=True))
         else:
-            reason = ": none are held out" if key == "held_out" else ""
+            reason = ": none are kept aside" if key == "held_out" else ""
             notes.append(f"No {name} are measured{reason}.")
     if not curves:
         return None

@@ -136,7 +136,9 @@ def _card_data(
         widget.append({"text": prompt, "output": {"url": url}})
     results = None
     if best is not None:
-        result = hub.EvalResult(task, "private", "held-out clips", "relative_mse", best)
+        result = hub.EvalResult(
+            task, "private", "clips kept aside", "relative_mse", best
+        )
         results = [result]
     return hub.ModelCardData(
         library_name="diffusers",

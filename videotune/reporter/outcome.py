@@ -76,7 +76,7 @@ def describe_state(run: Run, is_complete: bool) -> RunState:
 
 def _ended_state(reason: str, is_complete: bool) -> RunState:
     if reason == "early":
-        return reason, "good", "ended early: held-out clips had turned"
+        return reason, "good", "ended early: clips kept aside had turned"
     return reason, "good" if is_complete else "care", f"ended: {reason}"
 
 

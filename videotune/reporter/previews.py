@@ -339,7 +339,7 @@ LIKENESS = {
     "samples": (("mean",), "one"),
     "base": (("base",), "pale one"),
     "likely copy above": (("line",), "two"),
-    "held-out clips, median": (("held_out", "median"), "three"),
+    "clips kept aside, median": (("held_out", "median"), "three"),
     "other clips, median": (("others", "median"), "pale two"),
 }
 """Keys and stroke of each curve of likeness."""

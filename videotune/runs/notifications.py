@@ -52,7 +52,7 @@ main()
 
 ENDS = {
     "done": ("done", "is done"),
-    "early": ("done", "has stopped early: the held-out loss rises"),
+    "early": ("done", "has stopped early: the loss on clips kept aside rises"),
     "stopped": ("stopped", "was stopped, and is saved"),
     "interrupted": ("stopped", "was interrupted, and is saved"),
 }

@@ -13,7 +13,7 @@ from videotune.data.file_checks import ClipProblem
 from videotune.data.remarks import code_of, with_codes
 from videotune.studio.clip_companions import companions_of, shown_path
 from videotune.studio.clip_history import MovedFile
-from videotune.studio.projects import HELD_OUT, Project, texts
+from videotune.studio.projects import CLIPS, HELD_OUT, Project, texts
 from videotune.studio.records import CheckedClip
 from videotune.text import reason_words
 
@@ -103,6 +103,16 @@ def state_of(row: ClipRow) -> str:
         return "held out" if row["part"] == HELD_OUT else "new"
     is_without_caption = row["reason"] in ("missing_caption", "empty_caption")
     return "without" if is_without_caption else "unusable"
+
+
+def is_drawn(row: ClipRow) -> bool:
+    """Return whether a clip of the project was kept aside by the check, not by the user."""
+    return bool(row["part"] == CLIPS and row["state"] == "held out")
+
+
+def is_aside(row: ClipRow) -> bool:
+    """Return whether a clip is kept aside, by its folder or by the check."""
+    return bool(row["part"] == HELD_OUT or row["state"] == "held out")
 
 
 def row_of_clip(

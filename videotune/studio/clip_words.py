@@ -76,8 +76,7 @@ REMEDIES = (
     Remedy(
         ("none_held_out",),
         "validation",
-        "It trains without, too. To have it checked, press “Keep aside” at two clips or more, "
-        "and at all clips that are cut out of the same video.",
+        "It trains without, too. Keep all cuts of a video aside, or none of them.",
     ),
     Remedy(
         ("shared_sources",),
@@ -87,7 +86,7 @@ REMEDIES = (
     Remedy(
         ("few_held_out",),
         "validation",
-        "It trains without a verdict, too. For one, press “Keep aside” at more clips.",
+        "It trains without a verdict, too.",
     ),
     Remedy(
         ("cuts",),

@@ -23,6 +23,7 @@ from videotune.studio.clip_history import new_batch
 from videotune.studio.clip_row import (
     ClipRow,
     changed_ns,
+    is_drawn,
     needs_caption,
     row_of_check,
     row_of_clip,
@@ -171,6 +172,11 @@ def _read_rows(
             checked_row = _with_moved_start_image(checked_row, place_by_original)
         row = row_of_clip(project, part, clip, checked_row, checked_since, moved)
         rows[row["path"]] = row
+
+    # The check draws clips only where none lies in the folder of those kept aside.
+    if any(row["part"] == HELD_OUT for row in rows.values()):
+        for row in filter(is_drawn, rows.values()):
+            row["state"] = "used"
 
     # The other rows of the check: datasets outside the project.
     for path, checked_row in checked_rows.items():
@@ -351,6 +357,28 @@ def _has_state(row: ClipRow, state: str) -> bool:
 
 def _has_text(row: ClipRow, text: str) -> bool:
     return text in row["name"].casefold() or text in row["caption"].casefold()
+
+
+def drawn_beside(project: Project, paths: Sequence[str]) -> list[str]:
+    """Return the clips to keep aside by hand, so that those which the check has drawn can
+    be trained on again; empty if it has drawn none of them.
+
+    Args:
+        project: the project.
+        paths: paths of the clips to train on, within the project.
+
+    Raises:
+        VideotuneError: if no other clip would be kept aside, since the check would then
+            draw some again.
+    """
+    drawn = [path for path, row in table(project).rows.items() if is_drawn(row)]
+    others = [path for path in drawn if path not in paths]
+    if len(others) < len(drawn) and not others:
+        raise VideotuneError(
+            "validation_fraction: keeps clips aside by itself. Set it to 0 on the page "
+            "Setup to train on all clips"
+        )
+    return others if len(others) < len(drawn) else []
 
 
 def move(project: Project, paths: Sequence[str], to: str) -> ClipMove:

@@ -14,11 +14,10 @@ from videotune.data.clip_file import CLIP_SUFFIXES
 from videotune.data.file_checks import ARCHIVES, type_of_file
 from videotune.data.images import IMAGE_SUFFIXES
 from videotune.data.object_store import is_object_url, parse_url
-from videotune.data.remarks import code_of, with_codes
 from videotune.data.row_files import ROW_SUFFIXES
+from videotune.data.source_videos import SOURCES_NEEDED
 from videotune.errors import VideotuneError
 from videotune.queue import jobs
-from videotune.reporter.read import mapping
 from videotune.studio import (
     auto_caption,
     captions_edit,
@@ -35,10 +34,11 @@ from videotune.studio import (
     undo,
     uploads,
 )
+from videotune.studio.data_notes import DataNotes, notes_of_check
 from videotune.studio.field_errors import at_field
 from videotune.studio.film_scenes import SCENES, decide_scenes, files_of_scenes
-from videotune.studio.projects import CLIPS, inside
-from videotune.studio.records import CheckAccount, SourceFacts
+from videotune.studio.projects import CLIPS, HELD_OUT, inside
+from videotune.studio.records import SourceFacts
 from videotune.studio.web import (
     NOT_CACHED,
     CurrentPage,
@@ -70,6 +70,9 @@ KINDS = ("check", "caption", "split", "sheet")
 CLIP_WORDS = {
     "states": clip_words.STATES,
     "state_words": clip_words.state_words,
+    "is_aside": clip_row.is_aside,
+    "is_drawn": clip_row.is_drawn,
+    "sources_needed": SOURCES_NEEDED,
     "clip_actions": clip_words.clip_actions,
     "clip_settings": clip_words.clip_settings,
     "reason_advice": clip_words.reason_advice,
@@ -94,13 +97,16 @@ def state(page: PageContext) -> str:
     rows = list(clips.table(project).rows.values())
     check = None
     account = None
+    notes = DataNotes()
     shared = clips.table(project).shared
     latest_check = clips.latest_check(project)
     if latest_check:
-        check = latest_check[0]
-        account = mapping(_with_remarks(latest_check[1], has_model=project.has_model))
-        account["notes"] = clip_words.without_repeats(
-            account["notes"], [warning.text for warning in shared]
+        check, account = latest_check
+        notes = notes_of_check(
+            account,
+            rows,
+            [warning.text for warning in shared],
+            has_model=project.has_model,
         )
 
     return render(
@@ -112,23 +118,13 @@ def state(page: PageContext) -> str:
         rows=rows,
         uncaptioned=[row for row in rows if clip_row.needs_caption(row)],
         shared=shared,
+        notes=notes,
         counts=clip_words.count_states(rows),
         **CLIP_WORDS,
         **undo.choices(project),
         running={kind: jobs.latest(project.folder, kind) for kind in KINDS},
         draft=projects.draft(project),
     )
-
-
-def _with_remarks(account: CheckAccount, *, has_model: bool) -> dict[str, Any]:
-    """Return the account of a check, whose notes have their codes.
-
-    Without a model, those that depend on one are left out.
-    """
-    notes = with_codes(account["notes"], account.get("note_codes", []))
-    if not has_model:
-        notes = [note for note in notes if code_of(note) not in clip_row.OF_MODEL]
-    return {**account, "notes": notes}
 
 
 def version(page: PageContext) -> str:
@@ -345,14 +341,23 @@ def stop(page: CurrentPage, kind: str) -> Response:
 @routes.post("/data/move")
 def move(page: CurrentPage, form: PostedForm) -> Response:
     """Keep clips aside for checking, train on them again, or move them to the bin."""
-    with projects.lock_of(page.current_project.folder):
+    project = page.current_project
+    with projects.lock_of(project.folder):
         paths = _selected_paths(page, form)
-        record = clips.move(page.current_project, paths, form["to"])
-        clip_history.record_move(page.current_project, record)
+        others = clips.drawn_beside(project, paths) if form["to"] == CLIPS else []
+        if others:
+            record = clips.move(project, others, HELD_OUT)
+        else:
+            record = clips.move(project, paths, form["to"])
+        clip_history.record_move(project, record)
 
     results = {"bin": "moved to the bin", CLIPS: "used for training"}
     result = results.get(form["to"], "kept aside for checking")
     subject = Path(paths[0]).name if len(paths) == 1 else f"{len(paths)} clips"
+    if others:
+        result += (
+            f"; {counted(len(others), 'other clip')} still kept aside for checking"
+        )
     return reply(f"{subject} {result}", action=_undo_action(page, record["batch"]))
 
 

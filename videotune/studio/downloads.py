@@ -13,6 +13,7 @@ from fastapi import APIRouter, HTTPException, Response
 from fastapi.responses import FileResponse, HTMLResponse, StreamingResponse
 
 from videotune.errors import VideotuneError
+from videotune.studio import project_names
 from videotune.studio.form import fields
 from videotune.studio.projects import CLIPS, HELD_OUT, Project, inside
 from videotune.studio.setting_names import in_page_words
@@ -122,11 +123,16 @@ def file(page: CurrentPage, path: str) -> Response:
     return FileResponse(target, media_type=media_type, headers=headers)
 
 
+def file_stem(project: Project) -> str:
+    """Return what the names of a project's files begin with outside of it."""
+    return project_names.file_stem(project.name, project.title)
+
+
 def download_name(project: Project, path: Path) -> str:
     """Return the name that an exported file or folder gets outside of its project: the
     project's name comes first, since every project has a run-1.
     """
-    prefix = f"{project.name}-"
+    prefix = f"{file_stem(project)}-"
     return path.name if path.name.startswith(prefix) else prefix + path.name
 
 
@@ -199,7 +205,7 @@ def folder(page: CurrentPage, path: str) -> Response:
         raise HTTPException(404, "no such folder")
     if parts[2] == "export":
         return send_zip(target, download_name(page.current_project, target))
-    name = f"{page.current_project.name}-{parts[1]}-{target.name}"
+    name = f"{file_stem(page.current_project)}-{parts[1]}-{target.name}"
     return send_zip(target, name, inner_name=target.name)
 
 

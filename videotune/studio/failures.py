@@ -1,5 +1,6 @@
 """Why the last process of a run failed, as long as the user has not reacted to it."""
 
+import re
 from pathlib import Path
 
 from videotune.queue.entries import QueueEntry, entries
@@ -12,8 +13,11 @@ MAX_REASON = 200
 """Characters of a reason in a line of a bar."""
 
 
+_END_OF_SENTENCE = re.compile(r"(?<=\w)\.\s+(?=[A-Z])")
+
+
 def open_failure(project: Project, entry: QueueEntry | None) -> str:
-    """Return why a training of the queue has failed, in one line; empty if it has not, or
+    """Return why a training of the queue has failed, in one sentence; empty if it has not, or
     if the settings were changed since.
     """
     if entry is None or entry.state != "failed":
@@ -25,10 +29,16 @@ def open_failure(project: Project, entry: QueueEntry | None) -> str:
     reason = entry.refused
     if not reason and entry.job is not None:
         reason = in_studio_terms(describe_outcome(entry.job))
-    first_line = reason.strip().partition("\n")[0].replace(f"{project.folder}/", "")
-    if len(first_line) <= MAX_REASON:
-        return first_line
-    return f"{first_line[: MAX_REASON - 1]}…"
+    return first_sentence(reason.replace(f"{project.folder}/", ""))
+
+
+def first_sentence(text: str) -> str:
+    """Return the first sentence of a message, cut to what fits a bar."""
+    first_line = text.strip().partition("\n")[0]
+    sentence = _END_OF_SENTENCE.split(first_line, maxsplit=1)[0]
+    if len(sentence) <= MAX_REASON:
+        return sentence
+    return f"{sentence[: MAX_REASON - 1]}…"
 
 
 def newest_training(queue: Path, project: Project) -> QueueEntry | None:

@@ -31,11 +31,6 @@ class Gpu:
     celsius: int | None
     watts: float | None
 
-    @property
-    def gb(self) -> float:
-        """Its memory in GB (10^9 bytes)."""
-        return round(self.memory_total / 1e9, 1)
-
 
 class GpuReader:
     """Reads the GPUs at most once per interval, for all pages together."""

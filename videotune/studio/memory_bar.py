@@ -23,3 +23,10 @@ def memory_parts(sizes: Mapping[str, float]) -> list[tuple[str, float]]:
     others = parts[MEMORY_COLOURS - 1 :]
     total = sum(size for _, size in others)
     return [*shown, (f"{len(others)} others", total)]
+
+
+def gigabytes(count: float) -> str:
+    """Return bytes of a card or of the computer's memory as text, on all pages in GB of
+    1024^3 bytes, as cards are sold by them: "24.0 GB".
+    """
+    return f"{count / 2**30:,.1f} GB"

@@ -11,6 +11,9 @@ from videotune.errors import VideotuneError
 MAX_TITLE_LENGTH = 80
 MAX_NAME_LENGTH = 40
 
+UNNAMED = "project"
+"""Name of a folder whose title has no letter or digit of ASCII."""
+
 
 RESERVED_NAMES = frozenset(
     [
@@ -43,12 +46,25 @@ def free_folder(root: Path, title: str) -> Path:
     )
 
 
+def file_stem(folder_name: str, title: str) -> str:
+    """Return the name with which files of a project begin outside of it: its folder's,
+    unless the project was renamed since the folder was made.
+
+    Args:
+        folder_name: name of the project's folder.
+        title: the name that the user gives it now.
+    """
+    stem = _folder_name(title)
+    is_of_title = re.fullmatch(rf"{re.escape(stem)}(-\d+)?", folder_name)
+    return folder_name if is_of_title or stem == UNNAMED else stem
+
+
 def _folder_name(title: str) -> str:
     ascii_title = (
         unicodedata.normalize("NFKD", title).encode("ascii", "ignore").decode()
     )
     name = re.sub(r"[^a-z0-9]+", "-", ascii_title.lower()).strip("-")
-    name = name[:MAX_NAME_LENGTH].strip("-") or "project"
+    name = name[:MAX_NAME_LENGTH].strip("-") or UNNAMED
     return f"project-{name}" if name in RESERVED_NAMES else name
 
 

@@ -26,7 +26,7 @@ from videotune.studio import (
     whole_settings,
 )
 from videotune.studio.default_root import other_root
-from videotune.studio.downloads import send_zip
+from videotune.studio.downloads import file_stem, send_zip
 from videotune.studio.field_errors import at_field
 from videotune.studio.first_model import first_model
 from videotune.studio.projects import Project
@@ -192,7 +192,12 @@ def export(page: CurrentPage) -> Response:
     project = page.current_project
     # An import needs to know which paths were the project's own.
     projects.update(project, folder=str(project.folder))
-    return send_zip(project.folder, project.name, transfer.is_exported)
+    return send_zip(
+        project.folder,
+        file_stem(project),
+        transfer.is_exported,
+        inner_name=project.name,
+    )
 
 
 @routes.post("/import")

@@ -79,7 +79,7 @@ def result(page: PageContext) -> str:
     why it is recommended.
     """
     if not selected_run(page):
-        return render("train_none", context=page, project=page.current_project)
+        return stages.no_run(page)
 
     run_data = train_page.run_context(page)
     run = run_data["run"]

@@ -60,10 +60,19 @@ def replace_preset(project: Project, preset: str) -> Project:
 
 
 def _preset_of_run(config: Mapping[str, Any], present_preset: str) -> str:
-    """Return the preset that a run was trained with; empty if no preset has its model.
+    """Return the preset that a run was trained with; empty if no preset has its model."""
+    name = config["preset"]
+    if isinstance(name, str) and name in presets():
+        return name
+    return _preset_like_run(config, present_preset)
 
-    A run keeps the values of its preset, not its name: the preset is the one of the run's
-    model whose values are the run's, and of equal ones the present one.
+
+def _preset_like_run(config: Mapping[str, Any], present_preset: str) -> str:
+    """Return the preset that a run without the name of one is most like; empty if no
+    preset has its model.
+
+    Runs of earlier versions do not name their preset: it is the one of the run's model
+    whose values are the run's, and of equal ones the present one.
     """
     settings = flatten(mapping(config["settings"]))
     origins = mapping(config["origins"])

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Request, Response
 
 from videotune.config.nested_keys import flatten
-from videotune.data.remarks import with_codes
+from videotune.data.remarks import SERIOUS, with_codes
 from videotune.errors import VideotuneError
 from videotune.presets.shipped import preset_named, preset_reasons
 from videotune.reporter.read import mapping, number
@@ -107,13 +107,15 @@ from videotune.text import disk_size, time_span
 
 routes = APIRouter()
 
-VERDICT_NOTES = ("few_held_out", "few_validations")
+VERDICT_NOTES = ("none_held_out", "few_held_out", "few_validations")
 """Codes of the plan's notes that say why a run ends without a verdict; those that hold
 stand open together, since mending one of them alone gives none.
 """
 
-UNFOLDED_NOTES = ("far_rate", "caption_reading", "frame_count")
-"""Codes of the plan's notes that stand open on the page; the others are folded."""
+UNFOLDED_NOTES = frozenset([*SERIOUS, "frame_count"]) - frozenset(VERDICT_NOTES)
+"""Codes of the plan's other notes that stand open on the page: those that ask for a
+decision. The rest is folded.
+"""
 
 VERSION_HEADER = "VT-Settings"
 """Header of an answer: the version of the settings that it has made."""

@@ -356,6 +356,13 @@ def _stages_of_run(name: str, state: StateOfRun) -> Iterator[Stage]:
         )
 
 
+def no_run(page: PageContext) -> str:
+    """Render what stands in the place of a run while the project has none."""
+    # Without a run there is a next step: the run itself at the latest.
+    step = next_stage(stages(page))
+    return render("train_none", project=page.current_project, step=step)
+
+
 def path(page: PageContext) -> str:
     """Render the path of the open project; nothing on pages of no project."""
     if page.project is None or page.project.damage:

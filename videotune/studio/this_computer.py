@@ -97,20 +97,20 @@ def notes_on_this_computer(project: Project, plan: Mapping[str, Any]) -> list[st
 
 
 def hours_here(project: Project, plan: Mapping[str, Any]) -> float | None:
-    """Return how long a trial takes on the CPU of this computer, if the plan is for a
-    card that is elsewhere; None for other projects, or if it is not calculated.
+    """Return how long the steps of a trial take on the CPU of this computer, if it has no
+    card; None for other projects, or if it is not calculated.
     """
     is_trial = project.has_model and trains_anywhere(project)
-    if not is_trial or not card_elsewhere(project):
+    if not is_trial or gpu.list_gpus():
         return None
     return number(plan.get("cpu_hours"))
 
 
 def _note_on_trial(project: Project, plan: Mapping[str, Any]) -> str:
     """Return where a trial takes how long, if the chosen card is not in this computer."""
-    if hours_here(project, plan) is None:
-        return ""
     card = card_elsewhere(project)
+    if hours_here(project, plan) is None or not card:
+        return ""
     hours = (number(plan.get("hours")) or 0.0) + (
         number(plan.get("hours_beside")) or 0.0
     )

@@ -31,6 +31,7 @@ from videotune.studio import (
     queue_page,
     restarts,
     run_cards,
+    stages,
     trash,
 )
 from videotune.studio.base_model_problem import problem_of_run
@@ -133,7 +134,7 @@ def run_part(page: PageContext) -> str:
     """Render the status of the run, its figures and its buttons."""
     queue_page.ensure_worker(page.root)
     if not selected_run(page):
-        return render("train_none", context=page, project=page.current_project)
+        return stages.no_run(page)
 
     run_data = run_context(page)
     run = run_data["run"]

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from videotune.reporter.read import mapping, number
 from videotune.studio import gpu
+from videotune.studio.memory_bar import gigabytes
 from videotune.studio.projects import Project
 from videotune.studio.this_computer import (
     DiskNeed,
@@ -158,4 +159,4 @@ def trains_on_cpu_for_long(project: Project, plan: Mapping[str, Any]) -> bool:
 
 
 def _gigabytes(count: Any) -> str:
-    return f"{(number(count) or 0.0) / 2**30:,.1f} GB"
+    return gigabytes(number(count) or 0.0)

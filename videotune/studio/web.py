@@ -25,12 +25,13 @@ from videotune.errors import VideotuneError, printable
 from videotune.queue.jobs import describe_outcome, log_tail
 from videotune.reporter.build import environment, fill
 from videotune.studio.field_errors import FieldError
+from videotune.studio.memory_bar import gigabytes
 from videotune.studio.model_choices import FIT_MEANINGS
 from videotune.studio.paths import PathRule
 from videotune.studio.projects import Project, find_project, texts
 from videotune.studio.setting_names import in_page_words, with_value_words
 from videotune.studio.terms import in_studio_terms
-from videotune.text import without_thousands_marks
+from videotune.text import capitalized, without_thousands_marks
 
 STATIC = Path(__file__).parent / "static"
 
@@ -169,6 +170,8 @@ TEMPLATES.globals |= {
 }
 TEMPLATES.filters |= {
     "terms": in_studio_terms,
+    "capitalized": capitalized,
+    "gigabytes": gigabytes,
     "page_words": in_page_words,
     "value_words": with_value_words,
     "q": lambda value: quote(str(value), safe=""),

@@ -35,8 +35,8 @@ def describe_change(account: Path, job: Job) -> str:
         "renamed": [],
         "with another caption": [],
         "with another mask or start image": [],
-        "trained on before, now held out: the validation loss is no longer blind to them": [],
-        "no longer held out": [],
+        "trained on before, now kept aside: the validation loss is no longer blind to them": [],
+        "no longer kept aside": [],
     }
     for clip in clips.values():
         if clip.id not in old_clips:
@@ -49,10 +49,10 @@ def describe_change(account: Path, job: Job) -> str:
         if any(old.get(key) != accounts[clip.id][key] for key in COMPANION_KEYS):
             changes["with another mask or start image"].append(clip.path)
         if clip.held_out and old["used"]:
-            key = "trained on before, now held out: the validation loss is no longer blind to them"
+            key = "trained on before, now kept aside: the validation loss is no longer blind to them"
             changes[key].append(clip.path)
         if not clip.held_out and old["held_out"]:
-            changes["no longer held out"].append(clip.path)
+            changes["no longer kept aside"].append(clip.path)
 
     parts = []
     for change, paths in changes.items():

@@ -258,7 +258,9 @@ def with_overrides(
     }
     origins |= {change.key: "user" for change in changes}
     configured = as_configured(spec, resolved.config)
-    return replace(resolved, origins=origins), configured, base, changes
+    # Runs of earlier versions do not name their preset.
+    resolved = replace(resolved, origins=origins, preset=run_config.get("preset"))
+    return resolved, configured, base, changes
 
 
 def check_changes(changes: Sequence[Change], run: Path, override: bool) -> None:

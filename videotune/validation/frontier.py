@@ -84,7 +84,7 @@ def weigh_kept(
         return choice, ""
     step = min(better, key=lambda step: (held_out[step], -kept_shares[step].share))
     return step, (
-        f"held-out clips are no worse there than at step {choice}, and more of what the "
+        f"clips kept aside are no worse there than at step {choice}, and more of what the "
         f"base model does with other prompts is left ({_percent(kept_shares[step].share)} of "
         f"their effect, {_percent(of_choice.share)} at step {choice})"
     )
@@ -107,7 +107,7 @@ def _without_loss(
         return choice, f"{loss}, and no saved step that was read has lost less"
     step = min(intact, key=lambda step: (held_out[step], step))
     return step, (
-        f"it is the best by held-out clips of the saved steps that keep what the base "
+        f"it is the best by clips kept aside of the saved steps that keep what the base "
         f"model could do. {loss}"
     )
 

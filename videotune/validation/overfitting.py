@@ -12,7 +12,6 @@ from math import ceil, sqrt
 from typing import Any
 
 from videotune.runs.journal import readings_of, sound_of, with_mean_of_modalities
-from videotune.text import counted_are
 
 LEARNING = "LEARNING"
 PLATEAU = "PLATEAU"
@@ -251,11 +250,11 @@ def count_latest(lines: Iterable[Mapping[str, Any]], label: str) -> int:
 def _reason_for_no_verdict(readings: Sequence[Reading]) -> str:
     """Return why more readings will not give a verdict either, or an empty string."""
     if readings[-1].get("held_out") is None:
-        return "no clip is held out, and only held-out clips show copying"
+        return "no clip is kept aside for checking, so copying would not be seen"
     if any(None in _values(reading) for reading in readings):
         return "a validation loss is not finite"
     if any(len(clips_of(reading, "held_out")) < 2 for reading in readings):
-        return "the scatter over clips needs at least two held-out clips"
+        return "the scatter over clips needs at least two clips kept aside"
     return ""
 
 
@@ -332,7 +331,7 @@ def _overfitting_reason(readings: Sequence[Reading], best: int, risen: int) -> s
         since_then = f" at step {worst['step']} (now {now:.3f}, no new best)"
     num_clips = len(clips_of(latest, "held_out"))
     return (
-        f"held-out clips were best at step {first['step']} "
+        f"clips kept aside were best at step {first['step']} "
         f"({first['held_out']['normalised']:.3f} of the base) and {verb} to "
         f"{worst['held_out']['normalised']:.3f}{since_then}, more than the scatter "
         f"over {num_clips} clips explains and twice in a row, while training clips "
@@ -395,7 +394,7 @@ def recommend(
     if not validated:
         nearest = min(saved, key=lambda step: (abs(step - best), step))
         reason = (
-            f"it is the nearest to step {best}, where held-out clips were best: "
+            f"it is the nearest to step {best}, where clips kept aside were best: "
             "no saved step was validated"
         )
         return nearest, reason
@@ -405,7 +404,7 @@ def recommend(
         return recommended, ""
     reason = f"it is the best of those saved: there is no checkpoint of step {best}"
     if not best:
-        reason += "; held-out clips were best under the base model itself"
+        reason += "; clips kept aside were best under the base model itself"
     return recommended, reason
 
 
@@ -448,7 +447,7 @@ def _recent_trend(readings: Sequence[Reading]) -> tuple[str, str]:
     since = f"since step {first['step']}"
     changes = "; ".join(
         (
-            _describe_change("held-out clips", "held_out", held_out, first, last),
+            _describe_change("clips kept aside", "held_out", held_out, first, last),
             _describe_change("training clips", "train", train, first, last),
         )
     )
@@ -460,9 +459,10 @@ def _recent_trend(readings: Sequence[Reading]) -> tuple[str, str]:
     if held_out > 0:
         return PLATEAU, f"{since} {changes}"
     if train < 0 and _has_fallen(first, last):
+        count = len(clips_of(last, "held_out"))
         cause = (
-            f"{counted_are(len(clips_of(last, 'held_out')), 'held-out clip')} too few to "
-            "tell whether the model still improves on clips that it is not shown"
+            f"too few clips are kept aside ({count}) to tell whether the model still "
+            "improves on clips that it is not shown"
         )
         return PLATEAU, f"{since} {changes}: {cause}"
     if train < 0:

@@ -33,7 +33,7 @@ def recommend_checkpoint(trainer: Trainer, step: int) -> dict[str, Any]:
             why = f"no verdict: {verdict.reason}"
     else:
         choice, reason = recommend(held_out, verdict.best_step or 0, saved)
-        why = reason or "held-out clips were best there"
+        why = reason or "clips kept aside were best there"
 
     weighed, reason = weigh_kept(choice, held_out, kept_by_step(lines), saved)
     return {"step": weighed, "why": reason or why}
@@ -51,8 +51,8 @@ def _why_the_last(last: int, held_out: Mapping[int, float]) -> str:
     if last not in held_out or held_out[lowest] >= held_out[last]:
         return LAST_STEP
     return (
-        f"it is the last, at {held_out[last]:.1%} of the base model's error on held-out "
-        f"clips; step {lowest} had {held_out[lowest]:.1%}, which is no clear rise"
+        f"it is the last, at {held_out[last]:.1%} of the base model's error on clips "
+        f"kept aside; step {lowest} had {held_out[lowest]:.1%}, which is no clear rise"
     )
 
 

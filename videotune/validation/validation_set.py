@@ -26,7 +26,7 @@ PARTS = {
     "mean": "its averaging",
     "seed": "its seed",
     "noise": "its noise",
-    "held_out": "its held-out clips",
+    "held_out": "its clips kept aside",
     "train": "its training clips",
     "target": "its target (distilled_guidance)",
 }
