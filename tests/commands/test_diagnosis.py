@@ -278,6 +278,23 @@ def test_a_real_run_at_a_wrong_rate_is_found_out(
     }
 
 
+@pytest.mark.parametrize("journal", [[*GOOD, validation(40, 0.7, 1.2)], MANY])
+@pytest.mark.parametrize(
+    ("rate", "expected"),
+    [
+        (3e-4, "--set learning_rate=0.0001 --override"),
+        (1e4, "set learning_rate=0.0001, in a new run"),
+    ],
+)
+def test_a_rate_that_is_far_too_high_is_not_cut_to_a_third(
+    tmp_path: Path, journal: list[dict[str, Any]], rate: float, expected: str
+) -> None:
+    folder = write(tmp_path / "run", journal, config={"learning_rate": rate})
+    remedies = [finding.do for finding in findings(read_run(folder))]
+    assert any(expected in remedy for remedy in remedies)
+    assert all("third" not in remedy for remedy in remedies) or rate < 1
+
+
 def test_samples_of_an_earlier_step_and_of_the_base_are_no_finding(
     tmp_path: Path,
 ) -> None:
