@@ -180,7 +180,11 @@ def _echo_other_skips(result: CheckResult) -> None:
 
 
 def show_account(
-    result: CheckResult, *, verbose: bool = False, every: bool = False
+    result: CheckResult,
+    *,
+    verbose: bool = False,
+    every: bool = False,
+    command: str = "",
 ) -> None:
     """Print what becomes of the clips, serious remarks first.
 
@@ -188,6 +192,8 @@ def show_account(
         result: The account of the clips.
         verbose: Print a table of the clips, and every remark.
         every: Print every clip, and not only the first of a state that many clips have.
+        command: The ``check`` that prints this, if another command does; options are
+            then named with it.
     """
     account = result.account
     sums = "{found} found: {used} used, {held_out} held out, {skipped} skipped"
@@ -201,7 +207,7 @@ def show_account(
     if verbose or every:
         show_details(result, rows, every=every)
     else:
-        show_summary(result, rows)
+        show_summary(result, rows, command)
 
 
 def show_sound(result: CheckResult) -> None:
@@ -215,7 +221,9 @@ def show_sound(result: CheckResult) -> None:
     tell(f"sound: {sounding} of {total} {'has' if sounding == 1 else 'have'} it")
 
 
-def show_summary(result: CheckResult, rows: Sequence[Mapping[str, Any]]) -> None:
+def show_summary(
+    result: CheckResult, rows: Sequence[Mapping[str, Any]], command: str
+) -> None:
     """Print skipped clips, serious remarks, the buckets, and the most serious notes."""
     from videotune.commands.check import UNCOUNTED
 
@@ -253,7 +261,8 @@ def show_summary(result: CheckResult, rows: Sequence[Mapping[str, Any]]) -> None
         counted(more_remarks, "small remark") if more_remarks > 0 else "",
         counted(more_notes, "more note") if more_notes else "",
     ]
-    tell(f"--verbose: {', '.join(filter(None, details))}")
+    option = f"{command} --verbose".lstrip()
+    tell(f"{option}: {', '.join(filter(None, details))}")
 
 
 def show_first(state: str, clips: Mapping[str, str]) -> None:
