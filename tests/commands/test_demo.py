@@ -98,8 +98,8 @@ def test_the_result_is_a_short_table_and_the_place_of_the_report(
 def test_the_demo_names_no_option_that_it_does_not_have(
     tmp_path: Path, capsys: Printed
 ) -> None:
-    write_dataset(tmp_path / "clips", concept_clips=4, reminder_clips=0)
-    write_dataset(tmp_path / "known", concept_clips=0, reminder_clips=2)
+    write_dataset(tmp_path / "clips", concept_clips=demo.CLIPS, reminder_clips=0)
+    write_dataset(tmp_path / "known", concept_clips=0, reminder_clips=20)
     config = tmp_path / demo.CONFIG_NAME
     write_json(config, demo.settings_of(tmp_path, 0))
     overrides = Overrides(preset="toy", config=config)

@@ -3,6 +3,9 @@ and in no other.
 """
 
 import json
+import os
+import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +226,17 @@ def test_doctor_of_an_interrupted_run_says_first_how_to_continue(
         assert found, "in whatever lines the terminal has"
         assert "do: " not in state, "before all findings"
         assert "do: " in rest
+
+
+def test_a_run_that_still_runs_is_not_said_to_have_ended(tmp_path: Path) -> None:
+    folder = write(tmp_path / "run", [step(n) for n in range(1, 11)])
+    ended = "The run has not come to its end"
+    assert ended in lines_of(folder)
+    now = time.time()
+    beat = {"pid": os.getpid(), "host": socket.gethostname(), "step": 10}
+    beat |= {"state": "training", "time": now, "started": now - 60}
+    (folder / "heartbeat.json").write_text(json.dumps(beat))
+    assert ended not in lines_of(folder)
 
 
 def test_a_window_in_every_broken_step_is_named(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from videotune.bounds import ANSWER_SECONDS
+from videotune.cli.clip_lines import natural, print_notes
 from videotune.cli.next_steps import card_options, next_command
 from videotune.cli.options import (
     AsJson,
@@ -44,9 +44,6 @@ WIDE = 150
 
 MEDIUM = 100
 """Terminal columns from which the source and the used frames fit."""
-
-ALIKE = 4
-"""Clips with the same note that share a line, at least."""
 
 MANY = 20
 FEW = 5
@@ -330,15 +327,6 @@ def show_clips(job: Job, clips: Sequence[Mapping[str, Any]], *, every: bool) -> 
         print_notes({row["clip"]: row["notes"] for row in rows if row["notes"]})
 
 
-def natural(path: str) -> list[Any]:
-    """Return a key that sorts numbers in names by their value: clip_2 before clip_10."""
-    key = []
-    for part in re.split(r"([0-9]{1,18})", path):
-        is_number = part.isdecimal()
-        key.append((is_number, int(part) if is_number else 0, part))
-    return key
-
-
 def first_of_each_state(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the rows, with only the first FEW of a state that more than MANY clips
     have.
@@ -357,20 +345,6 @@ def first_of_each_state(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, 
             others = f"… {count[state] - FEW} more (--all)"
             listed.append(dict.fromkeys(COLUMNS, "") | {"clip": others, "state": state})
     return listed
-
-
-def print_notes(notes: Mapping[str, str]) -> None:
-    """Print each clip's note; clips with the same note share a line from ALIKE on."""
-    clips_of: dict[str, list[str]] = {}
-    for clip, note in notes.items():
-        clips_of.setdefault(note, []).append(clip)
-
-    for note, clips in clips_of.items():
-        if len(clips) >= ALIKE:
-            tell(f"{len(clips)} clips ({clips[0]}, {clips[1]}, …): {note}")
-            continue
-        for clip in clips:
-            tell(f"{clip}: {note}")
 
 
 def clip_row(job: Job, clip: dict[str, Any]) -> dict[str, Any]:

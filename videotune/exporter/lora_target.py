@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from videotune.errors import VideotuneError
-from videotune.models.file_kinds import foreign_kind
-from videotune.models.model_files import headers, is_lfs_pointer
+from videotune.models.file_kinds import foreign_kind, is_lfs_pointer
+from videotune.models.model_files import headers
 from videotune.text import counted, some
 
 if TYPE_CHECKING:

@@ -48,3 +48,20 @@ def foreign_kind(path: Path) -> str:
     if _TEXT_BYTES.issuperset(head[:_LENGTH_BYTES]):
         return "a text file"
     return ""
+
+
+def is_lfs_pointer(path: Path) -> bool:
+    """Return whether a file is a pointer of git-lfs to the real one."""
+    with path.open("rb") as file:
+        return file.read(24).startswith(b"version https://git-lfs")
+
+
+def describe_damage(path: Path, error: Exception) -> str:
+    """Return why a file of weights cannot be read, and what to do."""
+    if is_lfs_pointer(path):
+        return "it is a pointer of git-lfs, not the weights: run `git lfs pull` in that folder"
+    kind = foreign_kind(path)
+    if kind:
+        return f"it is {kind}, and not weights in safetensors form"
+    size = path.stat().st_size
+    return f"it is damaged, or was not copied to its end ({size:,} bytes; {error}). Fetch it again."

@@ -18,7 +18,7 @@ from videotune.config.usual_rates import far_rates
 from videotune.data.remarks import code_of, with_codes
 from videotune.files import read_json
 from videotune.latent_cache.view_bands import views_text
-from videotune.reporter.read import Run, number, points, read_run
+from videotune.reporter.read import Run, mapping, number, points, read_run
 from videotune.runs import checkpoint, journal, run_dir
 from videotune.runs.schemas import read_record
 from videotune.sampling.picture_faults import faulty_share, remark_at
@@ -72,6 +72,8 @@ def diagnose(folder: Path) -> tuple[str, list[Finding]]:
     reason = run.last("end")["why"]
     total = (run.config or {}).get("steps", "?")
     state = f"ended: {reason}" if reason else "not ended"
+    if _is_running(run):
+        state = "running"
     return f"{len(run.steps.at)} of {total} steps, {state}", findings(run)
 
 
@@ -397,7 +399,14 @@ def _habits(run: Run) -> Iterator[Finding]:
         yield _finding("backups")
 
 
+def _is_running(run: Run) -> bool:
+    """Return whether a process works on the run."""
+    return bool(mapping(run.life)["alive"])
+
+
 def _stopped(run: Run) -> Iterator[Finding]:
+    if _is_running(run):
+        return
     step = run.steps.last
     reason = run.last("end")["why"]
     if not step or not run.config or reason == "done" or step >= run.config["steps"]:
@@ -407,7 +416,7 @@ def _stopped(run: Run) -> Iterator[Finding]:
         step=step,
         steps=run.config["steps"],
         why=f" ({reason})" if reason else "",
-        run=run.folder,
+        run=quote(str(run.folder)),
     )
 
 
