@@ -78,6 +78,19 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def rough_duration(hours: float) -> str:
+    """Return a time that is calculated and not measured, no finer than it is known: to 5
+    minutes, half an hour, or from five hours on an hour.
+    """
+    minutes = max(5, 5 * round(hours * 12))
+    if minutes < 60:
+        return f"{minutes} min"
+    if hours >= 5:
+        return f"{round(hours):,} hours"
+    halves = round(2 * hours)
+    return "1 hour" if halves == 2 else f"{halves / 2:g} hours"
+
+
 def time_span(hours: float) -> str:
     """Return a time span as text: hours and minutes, or days from two on, or years."""
     if hours < 1 / 60:

@@ -190,7 +190,7 @@ def test_a_missing_caption_is_refused_early_unless_it_is_allowed_or_a_copy(
     with pytest.raises(VideotuneError, match="1 clip has no usable caption") as error:
         refuse_missing_captions(missing, None)
     assert f"{captions[0]} does not exist" in str(error.value)
-    assert f"a text file such as {captions[0]} with the line" in str(error.value)
+    assert f"a text file such as {captions[0]} with a line" in str(error.value)
     assert "--allow-skips 1. Other clips are not read yet" in str(error.value)
     assert "\nWith --set missing_caption=empty" in str(error.value)
 
@@ -209,3 +209,16 @@ def test_a_missing_caption_is_refused_early_unless_it_is_allowed_or_a_copy(
     with pytest.raises(VideotuneError, match="5 clips have no usable caption") as error:
         refuse_missing_captions(missing, None)
     assert "--allow-skips" not in str(error.value), "no clip would be left"
+
+
+def test_the_early_refusal_says_where_misplaced_captions_belong(
+    tmp_path: Path, small_clips: Path
+) -> None:
+    folder = tmp_path / "clips"
+    shutil.copytree(small_clips, folder)
+    (folder / "captions").rename(folder / "texts")
+    name = min(path.name for path in (folder / "texts").iterdir())
+    misplaced = Overrides(preset="toy", data=str(folder))
+    with pytest.raises(VideotuneError) as error:
+        refuse_missing_captions(misplaced, None)
+    assert f"move texts/{name} to captions/{name}" in str(error.value)

@@ -27,7 +27,7 @@ from videotune.files import read_json
 from videotune.models import registry
 from videotune.models.model_files import CONFIGS
 from videotune.planner.preset_fits import CLASSES, best_preset, fit_of
-from videotune.presets.recipes import find_model, models, motion_notes
+from videotune.presets.recipes import find_model, models, motion_notes, suits_best
 from videotune.presets.shipped import preset_card, preset_names, read_preset
 from videotune.reporter.comfyui import base_model_step
 
@@ -410,3 +410,23 @@ def test_the_card_of_the_driver_is_offered(monkeypatch: pytest.MonkeyPatch) -> N
     ):
         monkeypatch.setattr(gpu, "list_gpus", lambda cards=cards: cards)
         assert init_questions.card_here() == offered
+
+
+@pytest.mark.parametrize("gigabytes", [0, 8, 16, 24])
+def test_the_models_that_suit_the_purpose_are_listed_first(gigabytes: int) -> None:
+    for purpose in ("motion", "style"):
+        listed = init_questions._suiting_first(gigabytes, purpose)
+        assert sorted(listed) == sorted(models())
+        assert listed[-1] == "toy"
+        assert suits_best(best_preset(listed[0], gigabytes), purpose)
+
+    default = init_questions.first_choice(gigabytes, "motion")
+    assert suits_best(best_preset(default, gigabytes), "motion")
+
+
+def test_a_movement_wants_text_to_video_at_its_own_speed() -> None:
+    assert suits_best("wan 2.1 1.3B LoRA 16GB", "motion")
+    assert suits_best("wan 2.2 LoRA 8GB", "style")
+    assert not suits_best("wan 2.2 LoRA 8GB", "motion"), "it changes the speed"
+    assert not suits_best("wan 2.1 I2V 14B LoRA 48GB", "style")
+    assert not suits_best("hidream LoRA 16GB", "style")

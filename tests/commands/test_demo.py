@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from tests.support.command_line import Patch, Printed
-from videotune.cli.demo import show_demo
+from videotune.cli.demo import show, show_demo
 from videotune.commands import demo
+from videotune.commands.check import check
+from videotune.commands.plan import plan
 from videotune.data.video_writer import write_sheet
 from videotune.errors import VideotuneError
 from videotune.files import write_json
@@ -80,7 +82,7 @@ def test_the_result_is_a_short_table_and_the_place_of_the_report(
     show_demo(Path("demo"), RESULT)
     printed = capsys.readouterr().out
     for words in (
-        '"zorble" is an orange diamond',
+        'draws a "zorble": an orange diamond',
         "0%",
         "96%",
         "100%",
@@ -90,7 +92,25 @@ def test_the_result_is_a_short_table_and_the_place_of_the_report(
         assert words in printed
     assert "42 clips, 300 steps, 2 min in all" in printed
     assert "report:   demo/run/report.html" in printed
-    assert len(printed.splitlines()) < 20
+    assert len(printed.splitlines()) < 24
+
+
+def test_the_demo_names_no_option_that_it_does_not_have(
+    tmp_path: Path, capsys: Printed
+) -> None:
+    write_dataset(tmp_path / "clips", concept_clips=demo.CLIPS, reminder_clips=0)
+    write_dataset(tmp_path / "known", concept_clips=0, reminder_clips=20)
+    config = tmp_path / demo.CONFIG_NAME
+    write_json(config, demo.settings_of(tmp_path, 0))
+    overrides = Overrides(preset="toy", config=config)
+    show(tmp_path, check(overrides))
+    show(tmp_path, plan(overrides))
+    printed = " ".join(capsys.readouterr().out.split())
+    for name in ("check", "plan"):
+        command = f"videotune {name} {config} --preset toy --verbose:"
+        assert command in printed
+        printed = printed.replace(command, "")
+    assert "--" not in printed
 
 
 def test_the_sheet_shows_a_clips_frames_beside_its_words(tmp_path: Path) -> None:

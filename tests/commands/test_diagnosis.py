@@ -3,6 +3,9 @@ and in no other.
 """
 
 import json
+import os
+import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +228,17 @@ def test_doctor_of_an_interrupted_run_says_first_how_to_continue(
         assert "do: " in rest
 
 
+def test_a_run_that_still_runs_is_not_said_to_have_ended(tmp_path: Path) -> None:
+    folder = write(tmp_path / "run", [step(n) for n in range(1, 11)])
+    ended = "The run has not come to its end"
+    assert ended in lines_of(folder)
+    now = time.time()
+    beat = {"pid": os.getpid(), "host": socket.gethostname(), "step": 10}
+    beat |= {"state": "training", "time": now, "started": now - 60}
+    (folder / "heartbeat.json").write_text(json.dumps(beat))
+    assert ended not in lines_of(folder)
+
+
 def test_a_window_in_every_broken_step_is_named(tmp_path: Path) -> None:
     bad = [step(n, skipped=True, window_ids=["same", f"other{n}"]) for n in (3, 9)]
     (one,) = findings(read_run(write(tmp_path / "run", [*bad, *GOOD])))
@@ -276,6 +290,23 @@ def test_a_real_run_at_a_wrong_rate_is_found_out(
         "The run has not come to its end",
         "Loss or gradient not finite",
     }
+
+
+@pytest.mark.parametrize("journal", [[*GOOD, validation(40, 0.7, 1.2)], MANY])
+@pytest.mark.parametrize(
+    ("rate", "expected"),
+    [
+        (3e-4, "--set learning_rate=0.0001 --override"),
+        (1e4, "set learning_rate=0.0001, in a new run"),
+    ],
+)
+def test_a_rate_that_is_far_too_high_is_not_cut_to_a_third(
+    tmp_path: Path, journal: list[dict[str, Any]], rate: float, expected: str
+) -> None:
+    folder = write(tmp_path / "run", journal, config={"learning_rate": rate})
+    remedies = [finding.do for finding in findings(read_run(folder))]
+    assert any(expected in remedy for remedy in remedies)
+    assert all("third" not in remedy for remedy in remedies) or rate < 1
 
 
 def test_samples_of_an_earlier_step_and_of_the_base_are_no_finding(

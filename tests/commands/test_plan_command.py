@@ -28,6 +28,7 @@ from tests.support.tiny_networks import deepen
 from videotune.cli.plan import show_plan
 from videotune.cli.plan_noise_levels import ROWS, curve
 from videotune.cli.plan_options import parse_vram
+from videotune.cli.plan_verdict import time_text
 from videotune.commands.plan import COLUMNS, levels, noise_levels
 from videotune.commands.plan import plan as plan_run
 from videotune.diffusion.timesteps import TimestepSampler
@@ -167,6 +168,24 @@ def test_a_plan_for_a_card_begins_with_its_verdict(
             Overrides(family="wan", data=settings.data, sets=("resolution=32x32",)),
             vram=8,
         )
+
+
+@pytest.mark.parametrize(
+    ("hours", "text"),
+    [
+        (0.02, "5 min"),
+        (0.52, "30 min"),
+        (0.99, "1 hour"),
+        (1.57, "1.5 hours"),
+        (4.9, "5 hours"),
+        (1200.4, "1,200 hours"),
+    ],
+)
+def test_hours_of_a_card_that_was_not_measured_are_round(
+    hours: float, text: str
+) -> None:
+    assert time_text(hours, 2.634, is_rough=True) == f"about {text} (2.6 s a step)"
+    assert "2.63 s a step" in time_text(hours, 2.634)
 
 
 def test_a_host_that_is_too_small_is_said_by_the_verdict_and_both_forms(

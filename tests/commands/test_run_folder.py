@@ -72,6 +72,24 @@ def test_a_folder_that_holds_something_a_run_would_write_is_refused(
     assert listing(run) == before
 
 
+def test_a_new_run_in_the_folder_of_another_is_told_what_that_one_needs(
+    work: Work,
+) -> None:
+    finished = work.copy("steps=3")
+    with pytest.raises(VideotuneError) as error:
+        train(work.overrides("steps=1"), finished)
+    assert "It is finished (3 of 3 steps)" in str(error.value)
+    assert f"videotune resume {finished} --set steps=6" in str(error.value)
+
+    journal = finished / "journal.jsonl"
+    lines = journal.read_text().splitlines(keepends=True)
+    journal.write_text("".join(line for line in lines if '"end"' not in line))
+    with pytest.raises(VideotuneError) as error:
+        train(work.overrides("steps=1"), finished)
+    assert f"videotune resume {finished};" in str(error.value)
+    assert "finished" not in str(error.value)
+
+
 def test_what_a_run_writes_is_what_a_new_one_refuses(work: Work) -> None:
     often = ("save_every=1", "validate_every=2", "sample_after=2", "sample.steps=1")
     there = {

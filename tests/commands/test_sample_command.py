@@ -158,7 +158,7 @@ def test_options_that_contradict_a_run_are_refused(a_run: Path, tmp_path: Path) 
             sample(options, tmp_path)
     with pytest.raises(
         VideotuneError,
-        match="no complete checkpoint of step 7; complete are those of the steps 20",
+        match="no complete checkpoint of step 7; the only complete checkpoint is of step 20",
     ):
         sample(SampleOptions(("a",), run=a_run, step=7), tmp_path)
 

@@ -14,6 +14,7 @@ from tests.support.command_line import run
 from tests.support.reports import full_run, start, step, write_file, write_journal
 from videotune.commands.status import runs_below
 from videotune.errors import DONE, VideotuneError
+from videotune.runs.checkpoint import MARKER
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "schemas" / "output.schema.json"
 
@@ -216,3 +217,26 @@ def test_files_of_the_toy_are_called_so(
     assert ("only with the toy model" in capsys.readouterr().out) == base.startswith(
         "asset:"
     )
+
+
+@pytest.mark.parametrize("saves", [[], [5, 40]])
+def test_a_stopped_run_says_what_happened_and_what_is_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], saves: list[int]
+) -> None:
+    stopped = tmp_path / "run"
+    stopped.mkdir()
+    lines = [{"kind": "end", "step": 44, "why": "interrupted"}]
+    (stopped / "journal.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    for saved in saves:
+        folder = stopped / "checkpoints" / f"step-{saved}"
+        folder.mkdir(parents=True)
+        (folder / MARKER).write_text("{}")
+    (stopped / "checkpoints" / "step-44").mkdir(
+        parents=True
+    )  # was not written to its end
+    assert run("status", stopped) == DONE
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "(interrupted)" in printed
+    expected = "step 40 is saved" if saves else "nothing is saved yet"
+    assert expected in printed
+    assert f"next: videotune resume {stopped}" in printed

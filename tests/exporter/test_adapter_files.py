@@ -16,6 +16,7 @@ from videotune.adapters.lora import ADAPTER, add_lora
 from videotune.config.sections import Lora
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_export import export_lora, read_adapter, read_parts
+from videotune.exporter.lora_inspect import inspect
 from videotune.exporter.lora_target import adapter_path
 
 Open = Callable[..., Any]
@@ -374,9 +375,15 @@ def test_a_folder_stands_for_its_only_adapter_or_says_what_to_name(
             adapter_path(folder)
         assert str(caught.value) == f"{folder} {text}"
 
-    refused("holds no safetensors file. Name the file of an adapter")
+    refused(
+        "is a folder without a safetensors file. Give the .safetensors file of a LoRA, "
+        "or the folder that holds it"
+    )
     (folder / "config.json").touch()
-    refused("holds no safetensors file. Name the file of an adapter")
+    refused(
+        "is a folder without a safetensors file. Give the .safetensors file of a LoRA, "
+        "or the folder that holds it"
+    )
     (folder / "journal.jsonl").touch()
     refused(f"is a run without exports. Write them: videotune export {folder}")
     export = folder / "export"
@@ -408,3 +415,40 @@ def test_a_folder_stands_for_its_only_adapter_or_says_what_to_name(
 def test_a_file_that_can_run_code_is_not_read(suffix: str, tmp_path: Path) -> None:
     with pytest.raises(VideotuneError, match="can run code when it is read"):
         adapter_path(tmp_path / f"x{suffix}")
+
+
+@pytest.mark.parametrize(
+    ("head", "kind"),
+    [
+        (b"\0\0\0\x20ftypisom", "a video (MP4 or MOV)"),
+        (b"\x1aE\xdf\xa3\x9f", "a video (Matroska or WebM)"),
+        (b"RIFF\0\0\0\0AVI LIST", "a video (AVI)"),
+        (b"\x89PNG\r\n\x1a\n", "a picture (PNG)"),
+        (b"PK\x03\x04", "a zip archive"),
+        (b"GGUF\x03", "weights in GGUF form"),
+        (b"<!DOCTYPE html><html>", "a web page"),
+        (b"trigger: ohwx\n", "a text file"),
+        (b"", "an empty file"),
+    ],
+)
+@pytest.mark.parametrize("name", ["clip.mp4", "adapter.safetensors"])
+def test_a_file_that_is_no_lora_is_called_what_it_is(
+    tmp_path: Path, head: bytes, kind: str, name: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(head)
+    with pytest.raises(VideotuneError) as error:
+        inspect(path)
+    assert f"{path} is {kind}, not a LoRA" in str(error.value)
+    assert ".safetensors" in str(error.value).removeprefix(str(path))
+    assert "damaged" not in str(error.value)
+
+
+def test_a_truncated_lora_is_damaged_and_not_called_something_else(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "adapter.safetensors"
+    save_file({"a.lora_A.weight": torch.ones(2, 3)}, path)
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(VideotuneError, match="damaged, or was not copied"):
+        inspect(path)

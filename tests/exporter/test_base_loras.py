@@ -261,7 +261,7 @@ def test_what_cannot_be_merged_is_refused_before_anything_is_loaded(
 
     refused("no such file")
     path.write_bytes(b"no tensors")
-    refused("cannot be read as safetensors")
+    refused("is a text file, not a LoRA")
     save_file(factors("attn9"), path)
     refused("modules that the model lacks")
     peft_file(family, path)

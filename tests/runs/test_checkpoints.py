@@ -26,6 +26,7 @@ from videotune.runs.checkpoint import (
     complete_checkpoints,
     incomplete_checkpoints,
     last_checkpoint,
+    listed,
     merge_shards,
     pick,
     remove,
@@ -81,9 +82,12 @@ def test_only_complete_ones_count(tmp_path: Path) -> None:
     assert last_checkpoint(tmp_path).step == 20
     with pytest.raises(
         VideotuneError,
-        match="no complete checkpoint of step 4; complete are those of the steps 3, 20",
+        match="no complete checkpoint of step 4; complete checkpoints are those of steps 3, 20",
     ):
         pick(tmp_path, 4)
+    (tmp_path / "checkpoints" / "step-20" / MARKER).unlink()
+    assert listed(tmp_path) == "the only complete checkpoint is of step 3"
+    save(tmp_path, 20)
     save(tmp_path, 100)
     assert last_checkpoint(tmp_path).step == 100, "an incomplete one is written anew"
     save(tmp_path, 100, kind="backup")

@@ -54,7 +54,7 @@ def test_the_step_before_losses_that_are_not_finite_is_saved_by_all_processes(
     assert not incomplete_checkpoints(run)
     assert not list((run / "checkpoints").glob(".step-*"))
     assert "5 steps in a row had no finite loss or gradient" in said[0]
-    assert "complete are those of the steps 2" in said[0]
+    assert "only complete checkpoint is of step 2" in said[0]
     assert len(of_kind(run, "step")) == 7
 
 
@@ -92,5 +92,5 @@ def test_a_process_that_is_lost_in_a_preview_is_said_to_be_gone(
     last_line = re.sub(r"\s+", " ", said.strip())
     assert "another process of the run is gone" in last_line, said
     assert "this process failed" not in said
-    assert "complete are those of the steps 1" in last_line, said
+    assert "only complete checkpoint is of step 1" in last_line, said
     assert not of_kind(run, "warning"), "a lost process is no failure of the preview"

@@ -169,5 +169,5 @@ def test_a_thread_whose_disk_is_broken_ends_the_run_as_a_write_at_once_does(
     assert DONE not in ended.codes
     said = "".join(ended.said)
     assert "step 4 cannot be saved" in said
-    assert "complete are those of the steps 2" in said
+    assert "only complete checkpoint is of step 2" in said
     assert [checkpoint.step for checkpoint in complete_checkpoints(run)] == [2]

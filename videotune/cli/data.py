@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from videotune.bounds import ANSWER_SECONDS
+from videotune.cli.clip_lines import natural, print_notes
 from videotune.cli.next_steps import card_options, next_command
 from videotune.cli.options import (
     AsJson,
@@ -44,9 +44,6 @@ WIDE = 150
 
 MEDIUM = 100
 """Terminal columns from which the source and the used frames fit."""
-
-ALIKE = 4
-"""Clips with the same note that share a line, at least."""
 
 MANY = 20
 FEW = 5
@@ -180,7 +177,11 @@ def _echo_other_skips(result: CheckResult) -> None:
 
 
 def show_account(
-    result: CheckResult, *, verbose: bool = False, every: bool = False
+    result: CheckResult,
+    *,
+    verbose: bool = False,
+    every: bool = False,
+    command: str = "",
 ) -> None:
     """Print what becomes of the clips, serious remarks first.
 
@@ -188,6 +189,8 @@ def show_account(
         result: The account of the clips.
         verbose: Print a table of the clips, and every remark.
         every: Print every clip, and not only the first of a state that many clips have.
+        command: The ``check`` that prints this, if another command does; options are
+            then named with it.
     """
     account = result.account
     sums = "{found} found: {used} used, {held_out} kept aside, {skipped} skipped"
@@ -201,7 +204,7 @@ def show_account(
     if verbose or every:
         show_details(result, rows, every=every)
     else:
-        show_summary(result, rows)
+        show_summary(result, rows, command)
 
 
 def show_sound(result: CheckResult) -> None:
@@ -215,7 +218,9 @@ def show_sound(result: CheckResult) -> None:
     tell(f"sound: {sounding} of {total} {'has' if sounding == 1 else 'have'} it")
 
 
-def show_summary(result: CheckResult, rows: Sequence[Mapping[str, Any]]) -> None:
+def show_summary(
+    result: CheckResult, rows: Sequence[Mapping[str, Any]], command: str
+) -> None:
     """Print skipped clips, serious remarks, the buckets, and the most serious notes."""
     from videotune.commands.check import UNCOUNTED
 
@@ -253,7 +258,8 @@ def show_summary(result: CheckResult, rows: Sequence[Mapping[str, Any]]) -> None
         counted(more_remarks, "small remark") if more_remarks > 0 else "",
         counted(more_notes, "more note") if more_notes else "",
     ]
-    tell(f"--verbose: {', '.join(filter(None, details))}")
+    option = f"{command} --verbose".lstrip()
+    tell(f"{option}: {', '.join(filter(None, details))}")
 
 
 def show_first(state: str, clips: Mapping[str, str]) -> None:
@@ -321,15 +327,6 @@ def show_clips(job: Job, clips: Sequence[Mapping[str, Any]], *, every: bool) -> 
         print_notes({row["clip"]: row["notes"] for row in rows if row["notes"]})
 
 
-def natural(path: str) -> list[Any]:
-    """Return a key that sorts numbers in names by their value: clip_2 before clip_10."""
-    key = []
-    for part in re.split(r"([0-9]{1,18})", path):
-        is_number = part.isdecimal()
-        key.append((is_number, int(part) if is_number else 0, part))
-    return key
-
-
 def first_of_each_state(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the rows, with only the first FEW of a state that more than MANY clips
     have.
@@ -348,20 +345,6 @@ def first_of_each_state(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, 
             others = f"… {count[state] - FEW} more (--all)"
             listed.append(dict.fromkeys(COLUMNS, "") | {"clip": others, "state": state})
     return listed
-
-
-def print_notes(notes: Mapping[str, str]) -> None:
-    """Print each clip's note; clips with the same note share a line from ALIKE on."""
-    clips_of: dict[str, list[str]] = {}
-    for clip, note in notes.items():
-        clips_of.setdefault(note, []).append(clip)
-
-    for note, clips in clips_of.items():
-        if len(clips) >= ALIKE:
-            tell(f"{len(clips)} clips ({clips[0]}, {clips[1]}, …): {note}")
-            continue
-        for clip in clips:
-            tell(f"{clip}: {note}")
 
 
 def clip_row(job: Job, clip: dict[str, Any]) -> dict[str, Any]:

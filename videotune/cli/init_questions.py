@@ -32,6 +32,7 @@ from videotune.presets.recipes import (
     recipes,
     refuse_pictures_for_movement,
     suits,
+    suits_best,
 )
 from videotune.presets.shipped import memory_class, preset_card, read_preset
 
@@ -116,12 +117,16 @@ def ask_model(gigabytes: int, purpose: str) -> str:
 
     rows = []
     left_out = []
-    for model in _fitting_first(gigabytes):
+    for model in _suiting_first(gigabytes, purpose):
         if suits(model, purpose):
             rows.append([model, *_fit_cells(model, gigabytes), _download(model)])
         else:
             left_out.append(model)
     print_table("models", columns, rows)
+    tell(
+        f"First those that {'fit and ' if gigabytes else ''}suit a {purpose}; the toy is for "
+        "a trial without a GPU."
+    )
     if gigabytes:
         tell(
             "Hours and fit are calculated for the preset's steps, not measured; the host's "
@@ -223,6 +228,22 @@ def _fitting_first(gigabytes: int) -> list[str]:
     return sorted(models(), key=lambda model: rank_of(_fit(model, gigabytes)))
 
 
+def _suiting_first(gigabytes: int, purpose: str) -> list[str]:
+    """Return the models in the order of a list: those that fit the card, of these first
+    those that suit a purpose, and the toy last, which learns only moving shapes.
+    """
+    ordered = _fitting_first(gigabytes)
+    places = {model: place for place, model in enumerate(ordered)}
+
+    def rank(model: str) -> tuple[bool, int, bool, int]:
+        is_toy = not any(preset_card(preset) for preset in models()[model])
+        verdict = rank_of(_fit(model, gigabytes))[0] if gigabytes else 0
+        is_best = suits_best(_preset_for(model, gigabytes), purpose)
+        return is_toy, verdict, not is_best, places[model]
+
+    return sorted(ordered, key=rank)
+
+
 def _presets_for(gigabytes: int) -> list[str]:
     """Return the preset of each model that fits a card."""
     presets = []
@@ -231,6 +252,14 @@ def _presets_for(gigabytes: int) -> list[str]:
         if fit is None or fit.verdict:
             presets.append(best_preset(model, gigabytes))
     return presets
+
+
+def _preset_for(model: str, gigabytes: int) -> str:
+    """Return the preset that a card gets of a model, or the first if none fits."""
+    try:
+        return best_preset(model, gigabytes)
+    except VideotuneError:
+        return models()[model][0]
 
 
 def _fit(model: str, gigabytes: int) -> PresetFit | None:

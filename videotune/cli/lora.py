@@ -9,17 +9,22 @@ from typing import Annotated, Any
 
 import typer
 
+from videotune.cli.next_steps import command_line
 from videotune.cli.options import Arg, AsJson, Offline, Opt
 from videotune.console import doing, print_json, print_table, tell
 from videotune.console import out as say
 from videotune.errors import VideotuneError
 from videotune.exporter.lora_target import (
+    FORM_KINDS,
     Target,
     adapter_path,
     refuse_missing,
     refuse_weights,
 )
 from videotune.text import counted
+
+LONGEST_CELL = 50
+"""Characters of a header's value that are shown."""
 
 lora_app = typer.Typer(
     help="LoRA files of any program: inspect, convert, merge, resize, extract",
@@ -100,19 +105,43 @@ def lora_inspect(
     show_groups(report["groups"])
     show_scales(report["modules"])
     programs = [program_cells(program) for program in report["programs"]]
-    columns = ["program", "reads it with scale", "strength to set"]
+    columns = ["program", "multiplies it by", "strength to set"]
     # No other program has the toy; the table is right about the names all the same.
     is_toy = str(report["trained_on"] or "").startswith("asset:")
     title = "programs that read these names" if is_toy else "programs"
     print_table(title, columns, programs)
+    if not is_toy:
+        tell_conversion(report)
     if every:
         show_modules(report["modules"])
     if report["metadata"]:
-        metadata = [[key, value[:60]] for key, value in report["metadata"].items()]
+        metadata = [
+            [key, _shortened(value)] for key, value in report["metadata"].items()
+        ]
         print_table("metadata", ["key", "value"], metadata)
 
     if against is not None and report["misfits"]:
         raise VideotuneError(f"{file} does not fit {against}: {report['misfits'][0]}")
+
+
+def tell_conversion(report: dict[str, Any]) -> None:
+    """Print the command that writes a file for ComfyUI, if ComfyUI does not read this one."""
+    is_unread = any(
+        program["program"] == "ComfyUI" and program["reads"] == "no"
+        for program in report["programs"]
+    )
+    kinds = set(report["kind"].split(" and "))
+    if not is_unread or not report["fits"] or not kinds <= set(FORM_KINDS["comfyui"]):
+        return
+    file = Path(report["file"])
+    target = file.with_name(f"{file.stem}-comfyui.safetensors")
+    command = ["videotune", "lora", "convert", str(file), "--to", "comfyui"]
+    tell(f"for ComfyUI: {command_line([*command, '--out', str(target)])}")
+
+
+def _shortened(value: str) -> str:
+    """Return a value of the header as its cell shows it."""
+    return value if len(value) <= LONGEST_CELL else f"{value[:LONGEST_CELL]}…"
 
 
 def show_groups(groups: Sequence[dict[str, Any]]) -> None:
@@ -122,19 +151,28 @@ def show_groups(groups: Sequence[dict[str, Any]]) -> None:
         name = group["group"].replace("_", " ")
         rows.append([name, group["modules"], f"{group['share']:.1%}"])
     print_table(
-        "share of ‖ΔW‖²", ["modules of", "modules", "share"], rows, right=(1, 2)
+        "where it changes the model most (share of ‖ΔW‖²)",
+        ["part of the model", "modules", "share"],
+        rows,
+        right=(1, 2),
     )
 
 
 def show_scales(modules: Sequence[dict[str, Any]]) -> None:
     """Print the most common ranks and scales, with their number of modules."""
     counts = Counter(
-        (row["rank"], number(row["alpha"]), number(row["scale"]), row["alpha_in"])
+        (
+            row["rank"],
+            number(row["alpha"]) or "none",
+            number(row["scale"]),
+            row["alpha_in"] or "none",
+        )
         for row in modules
     )
     rows = [[*scale, count] for scale, count in counts.most_common(12)]
     columns = ["rank", "alpha", "scale", "alpha is in", "modules"]
     print_table("ranks and scales", columns, rows, right=(0, 1, 2, 4))
+    tell("scale: alpha / rank, by which the change is multiplied; 1 without an alpha")
 
 
 def show_modules(modules: Sequence[dict[str, Any]]) -> None:

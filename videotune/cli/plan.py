@@ -142,29 +142,38 @@ def _show_next(command: str, facts: Mapping[str, Any]) -> None:
     echo(f"next: {command}")
 
 
-def show_plan(result: PlanResult, *, verbose: bool = False) -> None:
+def show_plan(result: PlanResult, *, verbose: bool = False, command: str = "") -> None:
     """Print the plan, its verdict first.
 
     Args:
         result: The plan.
         verbose: Print all of it, and not only what decides.
+        command: The ``plan`` that prints this, if another command does, which has none of
+            its options.
     """
     facts = result.plan
     if facts["device"]:
-        tell(verdict(facts, result.cpu_seconds, is_here=result.is_here))
+        tell(
+            verdict(
+                facts,
+                result.cpu_seconds,
+                is_here=result.is_here,
+                has_options=not command,
+            )
+        )
         for remedy in facts["remedies"]:
             tell(f"  {remedy}", indent="    ")
     show_shortage(facts["disk"])
     if verbose:
         show_details(result)
     else:
-        show_summary(result)
+        show_summary(result, command)
     show_ways(facts["ways"])
     if facts["simulation"]:
         show_simulation(facts["simulation"])
 
 
-def show_summary(result: PlanResult) -> None:
+def show_summary(result: PlanResult, command: str) -> None:
     """Print what decides whether to start: clips, views, memory, disk, and two notes."""
     facts = result.plan
     show_model(result.job.spec.title, facts)
@@ -179,7 +188,8 @@ def show_summary(result: PlanResult) -> None:
 
     views = facts["views"]
     tell(f"{views_text(views['per_window'], with_limits=True)}; {views['advice']}")
-    _show_fewer_steps(result)
+    if not command:
+        _show_fewer_steps(result)
     device = facts["device"]
     if device:
         way = device["phases"][device["phase"]]["way"]
@@ -206,7 +216,8 @@ def show_summary(result: PlanResult) -> None:
 
     more_notes = len(facts["notes"]) - len(notes)
     unshown = f", {counted(more_notes, 'more note')}" if more_notes > 0 else ""
-    tell(f"--verbose: buckets, memory by part, settings{unshown}")
+    option = f"{command} --verbose".lstrip()
+    tell(f"{option}: buckets, memory by part, settings{unshown}")
 
 
 def show_details(result: PlanResult) -> None:
@@ -360,7 +371,8 @@ def encoding_text(result: PlanResult) -> str:
     if disk["condition_entries"]:
         conditions = counted(disk["condition_entries"], "condition")
         subject += f" and {conditions}"
-    time = time_text(encoding_hours(result) or 0.0, 0)
+    is_rough = result.cpu_cache_seconds is None
+    time = time_text(encoding_hours(result) or 0.0, 0, is_rough=is_rough)
     return f"encoding {subject} once: {time} (calculated, not measured)"
 
 
@@ -417,9 +429,14 @@ def show_fit(facts: Mapping[str, Any], *, is_here: bool) -> None:
 
     _show_processes(facts)
     if facts["hours"] is not None:
-        time = f"steps {time_text(facts['hours'], facts['seconds_a_step'])}"
+        is_rough = not device["measured"]
+        steps_time = time_text(
+            facts["hours"], facts["seconds_a_step"], is_rough=is_rough
+        )
+        time = f"steps {steps_time}"
         if facts["hours_beside"]:
-            time += f", validation and previews {time_text(facts['hours_beside'], 0)}"
+            previews_time = time_text(facts["hours_beside"], 0, is_rough=is_rough)
+            time += f", validation and previews {previews_time}"
         tell(f"time: {time}; {source_of_rates(device)}")
 
 

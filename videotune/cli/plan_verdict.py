@@ -5,7 +5,7 @@ from typing import Any
 
 from videotune.console import size
 from videotune.errors import VideotuneError
-from videotune.text import duration, memory_size
+from videotune.text import duration, memory_size, rough_duration
 
 OFFLOADED = {
     "CPU_OFFLOADED": "inputs kept on the host",
@@ -19,6 +19,7 @@ def verdict(
     cpu_seconds: float | None = None,
     *,
     is_here: bool = True,
+    has_options: bool = True,
 ) -> str:
     """Return the plan in one line: whether it fits, on which card, and how long it
     takes.
@@ -27,11 +28,13 @@ def verdict(
         facts: The plan.
         cpu_seconds: Of the steps on this machine's CPU, if the plan is for it.
         is_here: Whether the run may be on this machine.
+        has_options: Whether the command takes the options of ``plan``.
     """
     device = facts["device"]
     need = memory_size(device["need_bytes"])
     if facts["verdict"] is None and cpu_seconds is not None:
-        return cpu_verdict(facts, cpu_seconds)
+        line = cpu_verdict(facts, cpu_seconds)
+        return f"{line}. For a card: --card NAME or --vram GB" if has_options else line
     if facts["verdict"] is None:
         return f"needs {need} of device memory; does it fit: --card NAME or --vram GB"
 
@@ -105,7 +108,8 @@ def _time_and_price(facts: Mapping[str, Any]) -> str:
 
     if facts["hours"] is not None:
         hours = facts["hours"] + (facts["hours_beside"] or 0)
-        text = f", {time_text(hours, facts['seconds_a_step'])}"
+        is_rough = not device["measured"]
+        text = f", {time_text(hours, facts['seconds_a_step'], is_rough=is_rough)}"
         price = facts.get("price")
         if price:
             text += f", {price['total']:.2f} at {price['an_hour']:g} an hour"
@@ -193,7 +197,8 @@ def example_text(examples: Sequence[Mapping[str, Any]]) -> str:
     cards_by_time: dict[str, list[str]] = {}
     for example in examples:
         hours = example["hours"] + example["hours_beside"]
-        cards_by_time.setdefault(time_text(hours, 0), []).append(example["card"])
+        time = time_text(hours, 0, is_rough=True)
+        cards_by_time.setdefault(time, []).append(example["card"])
 
     texts = [
         f"{time} on {' and '.join(cards)}" for time, cards in cards_by_time.items()
@@ -201,15 +206,22 @@ def example_text(examples: Sequence[Mapping[str, Any]]) -> str:
     return " to ".join(texts)
 
 
-def time_text(hours: float, seconds_a_step: float) -> str:
+def time_text(hours: float, seconds_a_step: float, *, is_rough: bool = False) -> str:
     """Return the time of a run with that of a step, which is left out below a
     millisecond.
+
+    Args:
+        hours: Of the run.
+        seconds_a_step: Of a step.
+        is_rough: Whether it is calculated for a card on which nothing was measured.
     """
     text = "less than a minute"
     if hours > 1 / 60:
-        text = f"about {duration(round(hours * 3600))}"
+        span = duration(round(hours * 3600))
+        text = f"about {rough_duration(hours) if is_rough else span}"
     if seconds_a_step >= 0.001:
-        text += f" ({seconds_a_step:.3g} s a step)"
+        digits = 2 if is_rough else 3
+        text += f" ({seconds_a_step:.{digits}g} s a step)"
     return text
 
 
@@ -223,7 +235,7 @@ def cpu_verdict(facts: Mapping[str, Any], seconds: float) -> str:
     else:
         line += f" of {memory_size(total)} of memory, about {duration(round(seconds))} of steps"
         line += " (calculated from this CPU's speed)"
-    return f"{line}. For a card: --card NAME or --vram GB"
+    return line
 
 
 def card_name(device: Mapping[str, Any]) -> str:
@@ -240,7 +252,10 @@ def source_of_rates(device: Mapping[str, Any]) -> str:
     """
     if device["measured"]:
         return f"calculated from rates measured on this card on {device['measured']}"
-    return f"calculated for {device['card']}, not measured"
+    return (
+        f"calculated for {device['card']} from its data sheet: no run on such a card was "
+        "measured"
+    )
 
 
 def sent_text(processes: Mapping[str, Any]) -> str:

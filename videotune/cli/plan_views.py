@@ -40,7 +40,9 @@ def fewer_steps(result: PlanResult) -> str:
     text = f"--set steps={fewer} shows each {most} times"
     if facts.get("hours") and facts["fits"]:
         hours = facts["hours"] + (facts["hours_beside"] or 0)
-        text += f", {time_text(hours * fewer / facts['steps'], 0)}"
+        is_rough = not facts["device"]["measured"]
+        time = time_text(hours * fewer / facts["steps"], 0, is_rough=is_rough)
+        text += f", {time}"
     return (
         f"{text}; `videotune init` chooses {steps[str(least)]:,} to {fewer:,} "
         "by what is to be learnt"

@@ -108,6 +108,8 @@ def _show_runs(runs: Sequence[RunOverview]) -> None:
     restarts = launcher_sentence(list(newest.restarts))
     if restarts:
         tell(restarts)
+    if newest.is_stopped:
+        tell(newest.stopped_text)
     if newest.verdict is None and newest.no_verdict:
         tell(f"no verdict: {newest.no_verdict}")
     print(f"next: {newest.next_command}")

@@ -173,6 +173,7 @@ def resume(
     from videotune.job.overrides import Overrides, check_settings
     from videotune.reporter.outcome import FINISHED_STATES, status
     from videotune.runs.run_dir import read_begun
+    from videotune.runs.way_on import command_to_train_on
 
     overrides = Overrides(data=data, sets=tuple(sets or ()))
     check_settings(overrides)
@@ -193,22 +194,9 @@ def resume(
     if now["state"] in FINISHED_STATES and is_complete and not goes_back:
         raise VideotuneError(
             f"{run} is finished: {now['step']} of {now['steps']} steps are done. "
-            f"To train on: {_command_to_train_on(run, now['steps'])}"
+            f"To train on: {command_to_train_on(run, int(now['steps']))}"
         )
     return _train(overrides, run, (step, override, allow_data_change, replan), None)
-
-
-def _command_to_train_on(run: Path, steps: int) -> str:
-    """Return the command that trains a finished run for twice its steps."""
-    from videotune.config.config_changes import drift
-    from videotune.runs.run_dir import read_run_config
-
-    settings = read_run_config(run)["settings"]
-    changes = drift(settings, {**settings, "steps": 2 * steps})
-    command = f"videotune resume {run} --set steps={2 * steps}"
-    if any(change.kind == "override" for change in changes):
-        command += " --override"
-    return command
 
 
 def _fetch(

@@ -37,6 +37,9 @@ from videotune.toy.shapes import DIRECTIONS, HELD_OUT, caption, phrase
 
 TRIGGER = "zorble"
 
+CONFIG_NAME = "config.json"
+"""The demo's config, in its folder."""
+
 CLIPS = 24
 """Clips of the new concept, of which some are held out."""
 
@@ -94,7 +97,7 @@ def demo(
     """
     run = out / "run"
     result_file = out / "demo.json"
-    config = out / "config.json"
+    config = out / CONFIG_NAME
     refuse_other(config, seed)
     if not result_file.is_file():
         begun = time.perf_counter()

@@ -36,6 +36,14 @@ MAX_DEPTH = 4
 RUN_MARKS = ("journal.jsonl", "heartbeat.json")
 """Files of a run; one that still encodes its clips has only the second."""
 
+CHECKPOINTS = "checkpoints"
+"""The folder of a run's checkpoints."""
+
+MARKER = "COMPLETE"
+"""The last file that a checkpoint gets, as in ``videotune.runs.checkpoint``, which would
+import torch.
+"""
+
 PROJECT_MARKS = ("project.json",)
 """The file that makes a folder a project of the studio."""
 
@@ -103,6 +111,24 @@ class RunOverview:
 
     no_verdict: str = ""
     """Why there is no verdict; empty if there is one."""
+
+    saved_step: int | None = None
+    """The step of the newest checkpoint; None if there is none."""
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether no process works on the run, and it has not come to its end."""
+        return self.state not in (*RUNNING_STATES, *FINISHED_STATES, "absent")
+
+    @property
+    def stopped_text(self) -> str:
+        """What has happened to a run that stopped, and what a resume keeps of it."""
+        total = "" if self.steps is None else f" of {self.steps}"
+        if self.saved_step is None:
+            kept = "nothing is saved yet, so a resume begins at step 0"
+        else:
+            kept = f"step {self.saved_step} is saved, and a resume goes on from there"
+        return f"stopped at step {self.step}{total} ({self.why.removeprefix('ended: ')}); {kept}"
 
     @property
     def next_command(self) -> str:
@@ -237,7 +263,18 @@ def overview(run: Path) -> RunOverview:
         ranks=ranks_in(life(run)),
         activity=_activity(run) if facts["state"] == "running" else "",
         no_verdict=no_verdict,
+        saved_step=_saved_step(run),
     )
+
+
+def _saved_step(run: Path) -> int | None:
+    """Return the step of the newest checkpoint that is complete by its marker."""
+    steps = []
+    for marker in (run / CHECKPOINTS).glob(f"step-*/{MARKER}"):
+        number_text = marker.parent.name.removeprefix("step-")
+        if number_text.isdecimal():
+            steps.append(int(number_text))
+    return max(steps, default=None)
 
 
 def _activity(run: Path) -> str:

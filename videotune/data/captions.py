@@ -285,6 +285,7 @@ def caption_message(
     *,
     clip_count: int,
     example: Path,
+    unused: Sequence[str] = (),
 ) -> str:
     """Describe the clips without a usable caption, and what to do.
 
@@ -294,6 +295,7 @@ def caption_message(
             not been read yet.
         clip_count: how many clips there are in all.
         example: the text file that one of them lacks.
+        unused: notes on caption files that no clip uses.
     """
     count = len(without_caption)
     lines = ["1 clip has no usable caption:"]
@@ -304,6 +306,7 @@ def caption_message(
         lines.append(f"{counted(len(others), 'other file')} cannot be used either:")
         lines += _listed(others)
 
+    lines += [f"note: {note}" for note in unused]
     lines.append(caption_advice(example))
     skipped = count + len(others or ())
     if skipped < clip_count:
@@ -320,8 +323,8 @@ def caption_message(
 def caption_advice(example: Path) -> str:
     """Return how captions get written, with the text file that a clip lacks."""
     return (
-        f'Write one for each, in UTF-8: a text file such as {example} with the line "a '
-        'kitten walks on grass", or let `videotune caption` write them.'
+        f'Each needs one, in UTF-8: a text file such as {example} with a line like "a '
+        'kitten walks on grass". `videotune caption` writes those that are missing.'
     )
 
 

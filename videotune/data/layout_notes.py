@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from videotune.data.archives import ARCHIVE_SUFFIXES
-from videotune.data.clip_file import ClipFile, text_files_by_name
+from videotune.data.clip_file import ClipFile
 from videotune.data.images import IMAGE_SUFFIXES
 from videotune.data.metadata_files import MetadataRow
 from videotune.data.probe import VIDEO_SUFFIXES
+from videotune.data.unused_captions import UnusedCaptions
 from videotune.files import read_json
 from videotune.text import counted, counted_are
 
@@ -51,7 +52,7 @@ class LayoutNotes:
             *self._thumbnail_notes(),
             *self._misspelling_notes(),
             *self._unsupported_notes(),
-            *self._orphan_caption_notes(),
+            *self._unused_caption_notes(),
             *self._archive_notes(),
         ]
 
@@ -136,21 +137,11 @@ class LayoutNotes:
             f"{suffixes}"
         ]
 
-    def _orphan_caption_notes(self) -> list[str]:
+    def _unused_caption_notes(self) -> list[str]:
         """Report captions without a clip."""
-        orphans = [self._relative(path) for path in self._orphan_captions()]
-        if not orphans:
-            return []
-
-        count = (
-            "1 caption file has"
-            if len(orphans) == 1
-            else f"{len(orphans)} caption files have"
-        )
-        listing = ", ".join(orphans[:3])
-        if len(orphans) > 3:
-            listing += f" and {len(orphans) - 3} more"
-        return [f"{count} no clip of the same name: {listing}"]
+        return UnusedCaptions(
+            self.clips, self.files, self.prefix, self.caption_suffix
+        ).notes()
 
     def _archive_notes(self) -> list[str]:
         """Report archives among the clips."""
@@ -165,36 +156,6 @@ class LayoutNotes:
             f"{len(archives)} archives are not unpacked ({archives[0]}); "
             "give each as a dataset of its own"
         ]
-
-    def _orphan_captions(self) -> list[str]:
-        """Return text files that seem to be captions but have no clip.
-
-        They are in folders called captions, or in folders in which at least half of the
-        clips have a text file. Other text files are ignored.
-        """
-        caption_files = text_files_by_name(self.files, self.caption_suffix)
-        without_clip = set(caption_files)
-        clips_in_folder: Counter[str] = Counter()
-        captioned_in_folder: Counter[str] = Counter()
-        for clip in self.clips:
-            stem = os.path.splitext(str(clip.path))[0]
-            sibling_caption = stem + self.caption_suffix
-            folder = os.path.dirname(sibling_caption)
-            clips_in_folder[folder] += 1
-            captioned_in_folder[folder] += sibling_caption in caption_files
-            without_clip.discard(sibling_caption)
-            without_clip.discard(str(clip.expected_caption))
-
-        orphans = []
-        for path in sorted(without_clip):
-            folder = os.path.dirname(path)
-            is_captioned = (
-                folder in clips_in_folder
-                and 2 * captioned_in_folder[folder] >= clips_in_folder[folder]
-            )
-            if is_captioned or "captions" in Path(self._relative(folder)).parts:
-                orphans.append(caption_files[path])
-        return orphans
 
     def _relative(self, path: str) -> str:
         return path.removeprefix(self.prefix)

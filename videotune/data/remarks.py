@@ -14,6 +14,8 @@ RemarkCode = Literal[
     "caption_lines",
     "caption_reading",
     "captions_alike",
+    "captions_elsewhere",
+    "captions_without_clip",
     "clipped_sound",
     "cropped",
     "cuts",
@@ -55,6 +57,8 @@ RemarkCode = Literal[
 
 SERIOUS: tuple[RemarkCode, ...] = (
     "far_rate",
+    "captions_elsewhere",
+    "captions_without_clip",
     "numbered_stills",
     "caption_lines",
     "slow_clips",

@@ -392,4 +392,6 @@ def summary_lines(facts: dict[str, Any]) -> list[str]:
         paths = [row["path"] for row in rows if row["state"] == state]
         if paths:
             lines.append(f"{len(paths)} modules are {state}: {model_files.some(paths)}")
+    if all(row["state"] == "ok" for row in rows):
+        lines.append("health: good, no module is zero, NaN or infinite")
     return lines

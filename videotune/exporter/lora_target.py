@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from videotune.errors import VideotuneError
+from videotune.models.file_kinds import foreign_kind, is_lfs_pointer
 from videotune.models.model_files import headers
 from videotune.text import counted, some
 
@@ -124,7 +125,20 @@ def adapter_path(path: Path) -> Path:
         raise VideotuneError(
             f"{path} can run code when it is read, so it is not read; convert it to safetensors"
         )
+    _refuse_foreign(path)
     return path
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Raise VideotuneError for a file that is surely none of safetensors."""
+    if not path.is_file():
+        return
+    kind = foreign_kind(path)
+    if kind and not is_lfs_pointer(path):
+        raise VideotuneError(
+            f"{path} is {kind}, not a LoRA. Give the .safetensors file of a LoRA, or the "
+            "folder that holds it"
+        )
 
 
 def _adapter_names(folder: Path) -> list[str]:
@@ -148,7 +162,10 @@ def _which_file(folder: Path, candidates: Sequence[str]) -> str:
         return (
             f"{folder} is a run without exports. Write them: videotune export {folder}"
         )
-    return f"{folder} holds no safetensors file. Name the file of an adapter"
+    return (
+        f"{folder} is a folder without a safetensors file. Give the .safetensors file of a "
+        "LoRA, or the folder that holds it"
+    )
 
 
 def changes_connectors(lora: LoraFile | Path) -> bool:

@@ -10,6 +10,7 @@ from videotune.data.captions import caption_message
 from videotune.data.clip_file import ClipFile
 from videotune.data.layouts import read_folder
 from videotune.data.probe import VIDEO_SUFFIXES
+from videotune.data.remarks import code_of
 from videotune.errors import VideotuneError
 from videotune.job.overrides import Overrides, preset_keys, user_keys
 
@@ -17,6 +18,9 @@ PLAIN_KEYS = {"path", "kind", "repeats", "trigger"}
 """Keys of a dataset that do not decide which files are its clips. A dataset with others
 is left to the complete check.
 """
+
+UNUSED_CAPTIONS = ("captions_elsewhere", "captions_without_clip")
+"""Codes of the notes on caption files that no clip uses."""
 
 
 def refuse_missing_captions(overrides: Overrides, allow_skips: str | None) -> None:
@@ -34,27 +38,31 @@ def refuse_missing_captions(overrides: Overrides, allow_skips: str | None) -> No
 
     clips: list[ClipFile] = []
     without_caption: list[ClipFile] = []
+    unused: list[str] = []
     for dataset in keys.get("datasets") or ():
         if isinstance(dataset, Mapping):
-            clips_of_dataset = _clips_of(dataset)
+            clips_of_dataset, notes = _clips_of(dataset)
             clips += clips_of_dataset
+            unused += [note for note in notes if code_of(note) in UNUSED_CAPTIONS]
             without_caption += _videos_without_caption(clips_of_dataset)
     if without_caption:
         rows = [(str(clip.path), clip.missing_detail) for clip in without_caption]
         example = without_caption[0].expected_caption
         raise VideotuneError(
-            caption_message(rows, None, clip_count=len(clips), example=example)
+            caption_message(
+                rows, None, clip_count=len(clips), example=example, unused=unused
+            )
         )
 
 
-def _clips_of(dataset: Mapping[str, Any]) -> Sequence[ClipFile]:
-    """Return the clips of a folder; none, if its keys choose its files."""
+def _clips_of(dataset: Mapping[str, Any]) -> tuple[Sequence[ClipFile], list[str]]:
+    """Return the clips of a folder, and notes; none, if its keys choose its files."""
     path = str(dataset.get("path"))
     folder = Path(path).expanduser()
     chooses_files = not set(dataset) <= PLAIN_KEYS
     if chooses_files or not folder.is_dir():
-        return []
-    return read_folder(folder)[0]
+        return [], []
+    return read_folder(folder)
 
 
 def _videos_without_caption(clips: Sequence[ClipFile]) -> Sequence[ClipFile]:

@@ -18,6 +18,7 @@ from videotune.bounds import MODEL_FILE_BYTES, MODEL_FILE_DEPTH, read_limited
 from videotune.console import for_stderr
 from videotune.errors import VideotuneError
 from videotune.files import read_json, walk_json
+from videotune.models.file_kinds import describe_damage
 
 _SIZES = "dim|width|height|size|channels|frames|position_embeddings|seq_len|d_model|d_ff|d_kv"
 _AT_LEAST_1 = "z_dim|num_train_timesteps|(in|latent)_channels"
@@ -468,7 +469,7 @@ def headers(files: Sequence[Path]) -> dict[str, Header]:
                     tensors[key] = Header(part.get_dtype(), tuple(part.get_shape()))
         except (SafetensorError, OSError) as error:
             raise VideotuneError(
-                f"{path} cannot be read: {_damage(path, error)}"
+                f"{path} cannot be read: {describe_damage(path, error)}"
             ) from error
     return tensors
 
@@ -489,11 +490,3 @@ def spans_of(path: Path) -> dict[str, tuple[int, int]]:
             begin, end = tensor["data_offsets"]
             spans[name] = (start + begin, start + end)
     return spans
-
-
-def _damage(path: Path, error: Exception) -> str:
-    with path.open("rb") as file:
-        if file.read(24).startswith(b"version https://git-lfs"):
-            return "it is a pointer of git-lfs, not the weights: run `git lfs pull` in that folder"
-    size = path.stat().st_size
-    return f"it is damaged, or was not copied to its end ({size:,} bytes; {error}). Fetch it again."

@@ -92,6 +92,20 @@ def suits(model: str, purpose: str) -> bool:
     return not (is_movement(purpose) and has_pictures_only(_base_model(preset)))
 
 
+def suits_best(preset: str, purpose: str) -> bool:
+    """Return whether a preset is one to begin with for a purpose: a LoRA of a model that
+    makes videos from text alone, which for a movement leaves the speed of motion as it is.
+
+    A look or a thing is learnt by any model; one that begins with images, or repaints a
+    video, has a use of its own.
+    """
+    if "LoRA" not in preset or has_pictures_only(_base_model(preset)):
+        return False
+    if re.search(r"\b(I2V|FLF2V|VACE)\b", preset):
+        return False
+    return not is_movement(purpose) or not motion_notes([preset])
+
+
 def _base_model(preset: str) -> str:
     return str(shipped.read_preset(preset).get("base_model_name", ""))
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from shlex import quote
 from statistics import median
 from typing import Any
 
@@ -17,7 +18,7 @@ from videotune.config.usual_rates import far_rates
 from videotune.data.remarks import code_of, with_codes
 from videotune.files import read_json
 from videotune.latent_cache.view_bands import views_text
-from videotune.reporter.read import Run, number, points, read_run
+from videotune.reporter.read import Run, mapping, number, points, read_run
 from videotune.runs import checkpoint, journal, run_dir
 from videotune.runs.schemas import read_record
 from videotune.sampling.picture_faults import faulty_share, remark_at
@@ -71,6 +72,8 @@ def diagnose(folder: Path) -> tuple[str, list[Finding]]:
     reason = run.last("end")["why"]
     total = (run.config or {}).get("steps", "?")
     state = f"ended: {reason}" if reason else "not ended"
+    if _is_running(run):
+        state = "running"
     return f"{len(run.steps.at)} of {total} steps, {state}", findings(run)
 
 
@@ -144,17 +147,19 @@ def _not_finite(run: Run) -> Iterator[Finding]:
 def _learning(run: Run) -> Iterator[Finding]:
     """Judge the learning rate by validation, or by the steps without it."""
     measured = points(run.validations, "train", "normalised")
-    rate = settings(run).get("learning_rate")
     if len(measured) < MIN_VALIDATIONS:
-        yield from _learning_by_steps(run, rate)
+        yield from _learning_by_steps(run)
         return
     step, last = measured[-1]
-    if last > FLAT:
-        name = "rate by validation" if last > RISEN else "nothing learnt"
-        yield _finding(name, last=last, step=step, rate=value_text(rate))
+    if last > RISEN:
+        advice = _advice_on_high_rate(run)
+        yield _finding("rate by validation", last=last, step=step, advice=advice)
+    elif last > FLAT:
+        rate = value_text(settings(run).get("learning_rate"))
+        yield _finding("nothing learnt", last=last, step=step, rate=rate)
 
 
-def _learning_by_steps(run: Run, rate: Any) -> Iterator[Finding]:
+def _learning_by_steps(run: Run) -> Iterator[Finding]:
     errors = []
     for step, error in zip(*run.steps.mse, strict=True):
         if step not in run.steps.skipped:
@@ -167,7 +172,37 @@ def _learning_by_steps(run: Run, rate: Any) -> Iterator[Finding]:
     after = median(errors[-fifth:])
     if after > 1.3 * before:
         ratio = after / before
-        yield _finding("rate by steps", fifth=fifth, ratio=ratio, rate=value_text(rate))
+        advice = _advice_on_high_rate(run)
+        yield _finding("rate by steps", fifth=fifth, ratio=ratio, advice=advice)
+
+
+def _advice_on_high_rate(run: Run) -> str:
+    """Return the remedy for an error that has risen: the usual rate for one that is far
+    above it, else a third.
+    """
+    far = _far_rates(run)
+    if far:
+        return far
+    rate = settings(run).get("learning_rate")
+    if rate is None:
+        return "lower learning_rate"
+    third = f"{rate / 3:.2g}"
+    return (
+        f"lower learning_rate to a third, {third} (now {value_text(rate)}), from a "
+        f"checkpoint before the error rose: videotune resume {quote(str(run.folder))} "
+        f"--from STEP --set learning_rate={third} --override"
+    )
+
+
+def _far_rates(run: Run) -> str:
+    """Return what to set for rates far above the usual ones; empty if there are none.
+
+    No checkpoint of such a run is worth continuing.
+    """
+    if not run.config:
+        return ""
+    far = far_rates(parse(run.config["settings"]))
+    return f"{'; '.join(far.values())}, in a new run" if far else ""
 
 
 def _parts(run: Run) -> Iterator[Finding]:
@@ -215,13 +250,10 @@ def _advice_on_rate(run: Run) -> str:
         return (
             "lower learning_rate, or use an earlier checkpoint whose samples are good"
         )
-    config = parse(run.config["settings"])
-    far = far_rates(config)
-    if far:
-        return f"{'; '.join(far.values())}, in a new run"
-    return (
-        f"lower learning_rate (now {value_text(config.learning_rate)}), or use an earlier "
-        "checkpoint whose samples are good"
+    rate = value_text(settings(run).get("learning_rate"))
+    return _far_rates(run) or (
+        f"lower learning_rate (now {rate}), or use an earlier checkpoint whose samples are "
+        "good"
     )
 
 
@@ -367,7 +399,14 @@ def _habits(run: Run) -> Iterator[Finding]:
         yield _finding("backups")
 
 
+def _is_running(run: Run) -> bool:
+    """Return whether a process works on the run."""
+    return bool(mapping(run.life)["alive"])
+
+
 def _stopped(run: Run) -> Iterator[Finding]:
+    if _is_running(run):
+        return
     step = run.steps.last
     reason = run.last("end")["why"]
     if not step or not run.config or reason == "done" or step >= run.config["steps"]:
@@ -377,7 +416,7 @@ def _stopped(run: Run) -> Iterator[Finding]:
         step=step,
         steps=run.config["steps"],
         why=f" ({reason})" if reason else "",
-        run=run.folder,
+        run=quote(str(run.folder)),
     )
 
 

@@ -58,8 +58,9 @@ def forgetting(run: Run) -> dict[str, Any]:
             is_planned = at(run.plan, "beside", "forgetting") is not None
             if not is_planned:
                 absent = (
-                    "Not measured: the run is too short for two readings within "
-                    "forgetting.budget, or is given a part of its clips."
+                    "Not measured: the run is too short to read it twice in the share of "
+                    "its time that forgetting.budget allows, or it is given the video or the "
+                    "sound of its clips."
                 )
         return {"absent": absent, "not_measured": not_measured}
 

@@ -377,8 +377,12 @@ def pick(run: Path, step: int | None) -> Checkpoint:
 
 def listed(run: Path) -> str:
     """List the steps of the complete checkpoints, in words."""
-    steps = ", ".join(str(checkpoint.step) for checkpoint in complete_checkpoints(run))
-    return f"complete are those of the steps {steps}" if steps else "none is complete"
+    steps = [str(checkpoint.step) for checkpoint in complete_checkpoints(run)]
+    if not steps:
+        return "no checkpoint is complete"
+    if len(steps) == 1:
+        return f"the only complete checkpoint is of step {steps[0]}"
+    return f"complete checkpoints are those of steps {', '.join(steps)}"
 
 
 def why_not(run: Path) -> str:

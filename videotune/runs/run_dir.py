@@ -30,6 +30,7 @@ from videotune.files import (
 )
 from videotune.job.job import Job, with_views
 from videotune.runs.schemas import read_record
+from videotune.runs.way_on import describe_way_on
 from videotune.text import some
 from videotune.types import BasePlace
 
@@ -181,7 +182,7 @@ def _refuse_taken(run: Path) -> None:
     """
     if (run / "config.json").exists():
         raise VideotuneError(
-            f"--out: {run} already holds a run. Continue it with: videotune resume {run}; or choose another --out"
+            f"--out: {run} already holds a run. {describe_way_on(run)}; or choose another --out"
         )
     if run.exists() and not run.is_dir():
         raise VideotuneError(f"--out: {run} is a file. Choose a folder for the run")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from videotune.errors import VideotuneError
 from videotune.files import digest
 from videotune.runs.run_dir import BegunRun, read_run_config
+from videotune.runs.way_on import describe_way_on
 
 if TYPE_CHECKING:  # it imports torch, and the command line reads this module first
     from videotune.distributed import DistributedContext
@@ -72,7 +73,7 @@ def begun_by_this_command(run: Path, begun: BegunRun, dist: DistributedContext) 
     if commands[0] != command_digest(begun):
         raise VideotuneError(
             f"--out: {run} holds a run that another command began, with another preset, "
-            f"config, --set, --data or --allow-skips. Continue it with: videotune resume {run}; "
-            "or choose another --out"
+            f"config, --set, --data or --allow-skips. {describe_way_on(run)}; or "
+            "choose another --out"
         )
     return True

@@ -80,6 +80,10 @@ _RULES = (
     (r"resume with: videotune train --out \S+ --resume", "resume on the page Train"),
     (r"resume with: videotune resume \S+", "resume on the page Train"),
     (r"Continue it with: videotune resume \S+;", "Resume it on the page Train,"),
+    (
+        r"To train on: videotune resume \S+ --set steps=\d+( --override)?",
+        "To train on, set more steps and resume it on the page Train",
+    ),
     (r"`videotune resume`", "a resume"),
     (r"videotune resume \S+", "press Resume on the page Train"),
     (r"videotune train --out \S+ --resume", "press Resume on the page Train"),

@@ -454,7 +454,8 @@ def rescue_message(run: Path) -> str:
     """Return a sentence on where the run can be resumed."""
     if not complete_checkpoints(run):
         return "Nothing has been saved yet; a resume begins at step 0."
-    return f"Checkpoints: {listed(run)}; resume with: videotune resume {run}"
+    checkpoints = listed(run)
+    return f"{checkpoints[0].upper()}{checkpoints[1:]}; resume with: videotune resume {run}"
 
 
 def refuse_small_disk(run: Path, disk: Mapping[str, Any]) -> None:

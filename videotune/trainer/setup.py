@@ -215,7 +215,7 @@ def _print_notes(job: Job, dist: DistributedContext) -> None:
     repeated = len(job.notes) - len(new_notes)
     if repeated:
         echo(
-            f"{counted(repeated, 'note')} as shown before (videotune check --verbose shows them)"
+            f"{counted(repeated, 'note')} as `check` or `plan` has shown; the report has all"
         )
 
     remember(job.cache, new_notes)

@@ -1,0 +1,64 @@
+"""Caption files that no clip uses are reported, with where they belong."""
+
+from pathlib import Path
+
+import pytest
+
+from videotune.data.layouts import read_folder
+from videotune.data.remarks import code_of, shown_first
+
+ELSEWHERE = "captions_elsewhere"
+WITHOUT_CLIP = "captions_without_clip"
+
+
+@pytest.mark.parametrize(
+    ("files", "code", "words"),
+    [
+        (
+            "a.mp4 b.mp4 captions/a.txt captions/b.txt",
+            ELSEWHERE,
+            "move captions/a.txt to a.txt, and the others alike",
+        ),
+        ("clips/a.mp4 texts/a.txt", ELSEWHERE, "move texts/a.txt to clips/a.txt"),
+        ("videos/a.mp4 a.txt", ELSEWHERE, "move a.txt to captions/a.txt"),
+        ("videos/a.mp4 caption/a.TXT", ELSEWHERE, "move caption/a.TXT to captions"),
+        ("a.mp4 a.mp4.txt", ELSEWHERE, "rename a.mp4.txt to a.txt"),
+        ("a.mp4 a.caption", ELSEWHERE, "--set datasets.caption_suffix=.caption"),
+        ("a.mp4 b.mp4 a.txt c.txt", WITHOUT_CLIP, "no clip of the same name: c.txt"),
+        ("a.mp4 b.mp4 a_x.txt b_x.txt", WITHOUT_CLIP, "a_x.txt, b_x.txt"),
+        ("videos/a.mp4 captions/a_x.txt", WITHOUT_CLIP, "captions/a_x.txt"),
+    ],
+)
+def test_a_caption_that_no_clip_uses_is_reported(
+    tmp_path: Path, files: str, code: str, words: str
+) -> None:
+    (note,) = _notes(tmp_path, files)
+    assert code_of(note) == code
+    assert words in note
+    others = ["one", "two", "three"]
+    assert note in shown_first([*others, note]), "it is told without --verbose"
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        "a.mp4 a.txt",
+        "a.mp4 README.txt",
+        "a.mp4 b.mp4 c.mp4 README.txt",
+        "videos/a.mp4 captions/a.txt README.txt",
+        "one/a.mp4 two/a.mp4 texts/a.txt",
+        "a.mp4 a.txt texts/a.txt",
+    ],
+)
+def test_other_text_files_are_not_taken_for_captions(
+    tmp_path: Path, files: str
+) -> None:
+    assert _notes(tmp_path, files) == []
+
+
+def _notes(folder: Path, files: str) -> list[str]:
+    """Return the notes on a folder with these files."""
+    for name in files.split():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(name)
+    return read_folder(folder)[1]

@@ -1,0 +1,183 @@
+"""Caption files of a dataset folder that no clip uses, and where they belong."""
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from videotune.data.clip_file import (
+    CAPTION_SUFFIXES,
+    ClipFile,
+    text_files_by_name,
+)
+from videotune.data.remarks import Remark
+from videotune.text import counted
+
+LISTED = 3
+"""Caption files that a note names."""
+
+
+@dataclass(frozen=True)
+class UnusedCaptions:
+    """Finds the text files that belong to no clip."""
+
+    clips: Sequence[ClipFile]
+
+    files: Mapping[str, bool]
+    """Files of the folder; the values are not used."""
+
+    prefix: str
+    """Beginning of all paths, which notes leave out."""
+
+    caption_suffix: str
+    """Suffix of caption files."""
+
+    def notes(self) -> list[str]:
+        """Return a note on files that lie elsewhere or end otherwise than the layout
+        expects, and one on those whose name no clip has.
+        """
+        return [
+            *self._elsewhere_notes(),
+            *self._other_suffix_notes(),
+            *self._nameless_notes(),
+        ]
+
+    @cached_property
+    def _expected_by_stem(self) -> dict[str, str]:
+        """Where the caption of a clip that has none is expected, by the clip's name with
+        and without its suffix. Names that two clips have are left out.
+        """
+        expected: dict[str, str] = {}
+        repeated = set()
+        for clip in self.clips:
+            if clip.caption_file is not None or clip.metadata_texts is not None:
+                continue
+            for name in {clip.path.stem, clip.path.name}:
+                if name in expected:
+                    repeated.add(name)
+                expected[name] = str(clip.expected_caption)
+        for name in repeated:
+            del expected[name]
+        return expected
+
+    @cached_property
+    def _without_clip(self) -> dict[str, str]:
+        """The real path of each text file that no clip uses, by its path with the suffix
+        that the dataset sets.
+        """
+        caption_files = text_files_by_name(self.files, self.caption_suffix)
+        without_clip = dict(caption_files)
+        for clip in self.clips:
+            without_clip.pop(_sibling_caption(clip, self.caption_suffix), None)
+            without_clip.pop(str(clip.expected_caption), None)
+        return without_clip
+
+    @cached_property
+    def _elsewhere(self) -> dict[str, str]:
+        """Where each text file belongs that has the name of a clip without a caption."""
+        places = {}
+        for path in sorted(self._without_clip):
+            expected = self._expected_by_stem.get(_stem(path, self.caption_suffix))
+            if expected is not None:
+                places[path] = expected
+        return places
+
+    def _elsewhere_notes(self) -> list[str]:
+        if not self._elsewhere:
+            return []
+        path, expected = next(iter(self._elsewhere.items()))
+        source = self._relative(self._without_clip[path])
+        verb = "move"
+        if os.path.dirname(path) == os.path.dirname(expected):
+            verb = "rename"
+        rest = ", and the others alike" if len(self._elsewhere) > 1 else ""
+        count = len(self._elsewhere)
+        files = "1 caption file is" if count == 1 else f"{count} caption files are"
+        return [
+            Remark(
+                "captions_elsewhere",
+                f"{files} not where the caption of the clip is looked for: {verb} {source} "
+                f"to {self._relative(expected)}{rest}",
+            )
+        ]
+
+    def _other_suffix_notes(self) -> list[str]:
+        """Report caption files with a suffix that the dataset does not set."""
+        count_by_suffix: Counter[str] = Counter()
+        for path in self.files if self._expected_by_stem else ():
+            stem, suffix = os.path.splitext(path)
+            is_caption = suffix.lower() in CAPTION_SUFFIXES
+            is_other = suffix.lower() != self.caption_suffix.lower()
+            if is_caption and is_other:
+                name = os.path.basename(stem)
+                count_by_suffix[suffix] += name in self._expected_by_stem
+        notes: list[str] = []
+        for suffix, count in count_by_suffix.most_common(1):
+            if count == 0:
+                continue
+            files = (
+                "1 caption file ends" if count == 1 else f"{count} caption files end"
+            )
+            text = (
+                f"{files} with {suffix}, and captions are looked for in files that end with "
+                f"{self.caption_suffix}: --set datasets.caption_suffix={suffix} reads them"
+            )
+            notes.append(Remark("captions_elsewhere", text))
+        return notes
+
+    def _nameless_notes(self) -> list[str]:
+        """Report what seem to be captions, but have the name of no clip that lacks one."""
+        paths = [path for path in self._orphans() if path not in self._elsewhere]
+        if not paths:
+            return []
+        names = [self._relative(self._without_clip[path]) for path in paths]
+        has = "has" if len(names) == 1 else "have"
+        listing = ", ".join(names[:LISTED])
+        if len(names) > LISTED:
+            listing += f" and {len(names) - LISTED} more"
+        text = f"{counted(len(names), 'caption file')} {has} no clip of the same name: {listing}"
+        return [Remark("captions_without_clip", text)]
+
+    def _orphans(self) -> list[str]:
+        """Return text files without a clip that seem to be captions.
+
+        They are in folders called captions, in folders in which at least half of the
+        clips have a text file, or beside at most as many clips that lack one. Other text
+        files are ignored.
+        """
+        clips_in_folder: Counter[str] = Counter()
+        captioned_in_folder: Counter[str] = Counter()
+        caption_files = text_files_by_name(self.files, self.caption_suffix)
+        for clip in self.clips:
+            sibling_caption = _sibling_caption(clip, self.caption_suffix)
+            folder = os.path.dirname(sibling_caption)
+            clips_in_folder[folder] += 1
+            captioned_in_folder[folder] += sibling_caption in caption_files
+        orphans_in_folder = Counter(map(os.path.dirname, self._without_clip))
+
+        orphans = []
+        for path in sorted(self._without_clip):
+            folder = os.path.dirname(path)
+            clips = clips_in_folder[folder]
+            lacking = clips - captioned_in_folder[folder]
+            is_captioned = clips > 0 and 2 * lacking <= clips
+            is_alike = 1 < lacking <= orphans_in_folder[folder]
+            is_captions_folder = "captions" in Path(self._relative(folder)).parts
+            if is_captioned or is_alike or is_captions_folder:
+                orphans.append(path)
+        return orphans
+
+    def _relative(self, path: str) -> str:
+        return path.removeprefix(self.prefix)
+
+
+def _sibling_caption(clip: ClipFile, suffix: str) -> str:
+    """Return the path of a text file beside a clip."""
+    return os.path.splitext(str(clip.path))[0] + suffix
+
+
+def _stem(path: str, suffix: str) -> str:
+    """Return the name of a text file without its suffix."""
+    return os.path.basename(path).removesuffix(suffix)
