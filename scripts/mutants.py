@@ -121,7 +121,18 @@ TESTS = {
         "tests/trainer/test_golden.py",
         "tests/effects/test_effects_companions.py",
     ],
+    "trainer/captured_passes.py": [
+        "tests/trainer/test_captured_passes.py",
+        "tests/effects/test_effects_graphs.py",
+    ],
     "trainer/ema.py": ["tests/trainer/test_ema.py", "tests/trainer/test_step.py"],
+    "trainer/gradients.py": [
+        "tests/trainer/test_gradients.py",
+        "tests/trainer/test_accumulation.py",
+        "tests/trainer/test_step.py",
+        "tests/effects/test_effects_float16.py",
+        "tests/effects/test_effects_training.py",
+    ],
     "trainer/lr_schedule.py": ["tests/trainer/test_step.py"],
     "trainer/micro_batches.py": [
         "tests/trainer/test_micro_batches.py",
@@ -129,16 +140,27 @@ TESTS = {
     ],
     "trainer/optimizer_bytes.py": ["tests/trainer/test_optimizer_contract.py"],
     "trainer/progress.py": [
+        "tests/trainer/test_progress.py",
         "tests/effects/test_effects_outputs.py",
         "tests/commands/test_validation_runs.py::test_the_progress_bar_has_times_seen_with_their_band",
         "tests/commands/test_validation_runs.py::test_the_time_left_counts_what_is_done_between_steps",
     ],
+    "trainer/repeated_passes.py": [
+        "tests/trainer/test_repeated_passes.py",
+        "tests/effects/test_effects_graphs.py",
+    ],
     "trainer/step.py": [
         "tests/trainer/test_step.py",
+        "tests/trainer/test_accumulation.py",
         "tests/trainer/test_golden.py",
+        "tests/effects/test_effects_graphs.py",
         "tests/effects/test_effects_training.py",
     ],
-    "trainer/step_record.py": ["tests/trainer/test_step.py"],
+    "trainer/step_record.py": [
+        "tests/trainer/test_step.py",
+        "tests/trainer/test_accumulation.py",
+        "tests/trainer/test_progress.py",
+    ],
     "trainer/throughput.py": ["tests/validation/test_monitor.py"],
     "trainer/trainer.py": [
         "tests/trainer/test_callbacks.py",
@@ -158,10 +180,15 @@ FOLDER_TESTS = {
     "exporter": ["tests/exporter", "tests/models/test_ltx2_connectors.py"],
     "planner": ["tests/planner", "tests/commands/test_plan_command.py"],
     "trainer": [
+        "tests/trainer/test_accumulation.py",
         "tests/trainer/test_build.py",
         "tests/trainer/test_callbacks.py",
+        "tests/trainer/test_captured_passes.py",
+        "tests/trainer/test_disk_room.py",
+        "tests/trainer/test_experts.py",
         "tests/trainer/test_golden.py",
         "tests/trainer/test_optimizers.py",
+        "tests/trainer/test_progress.py",
         "tests/trainer/test_rank_figures.py",
         "tests/trainer/test_restore_elsewhere.py",
         "tests/trainer/test_shared_saves.py",

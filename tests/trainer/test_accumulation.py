@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.trainer.test_step import CPU, Setup
+from videotune.adapters.layers import LiveText
 from videotune.config.schema import Optimizer
 from videotune.distributed import DistributedContext
 from videotune.latent_cache.step_batch import StepBatch
@@ -115,6 +116,61 @@ def test_sharded_processes_ask_the_base_model_in_the_same_passes(
         result = passes_of(setup, rows_of(whole, begin, end), own, shards=Shards())
         calls.append(result[2])
     assert calls == [3, 3]
+
+
+def test_a_process_without_a_sample_of_its_own_adds_nothing(tiny_family: Open) -> None:
+    """It runs another process's sample, so that the others need not wait for it."""
+    setup = Setup(tiny_family("wan"))
+    whole = replace(rows_of(setup.prepared(1, count=1), 0, 1), is_padding=True)
+    dist = DistributedContext(0, 2)
+    context = StepContext(setup.family, setup.objective, 1, 1.0, dist=dist)
+    gradient, values, calls = passes_of(setup, whole, context, shards=Shards())
+    assert calls == 1
+    assert not gradient.any()
+    assert not values.any()
+
+
+def test_another_process_s_prior_sample_leaves_the_targets_of_this_one(
+    tiny_family: Open,
+) -> None:
+    """The base model runs beside them, and its result is dropped."""
+    setup = Setup(tiny_family("wan"))
+    whole = setup.prepared(1, count=4, prior=(3,))
+    context = StepContext(setup.family, setup.objective, 2, 1.0)
+    plain, values, calls = passes_of(setup, rows_of(whole, 0, 2), context)
+    assert calls == 1
+    first = replace(context, dist=DistributedContext(0, 2))
+    beside = replace(rows_of(whole, 0, 2), prior_samples=(3,))
+    beside_prior = passes_of(setup, beside, first, shards=Shards())
+    assert beside_prior[2] == 2
+    assert torch.equal(beside_prior[0], plain)
+    assert torch.equal(beside_prior[1], values)
+
+
+@pytest.mark.parametrize("is_live", [False, True])
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_text_has_a_graph_only_where_sharded_processes_need_one(
+    is_live: bool, is_sharded: bool, tiny_family: Open
+) -> None:
+    """Where text is encoded in the step: there a process may have nothing else to train."""
+    setup = Setup(tiny_family("wan"))
+    whole = setup.prepared(1, count=2)
+    requires_grad = []
+    handle = setup.net.register_forward_pre_hook(
+        lambda _, args, kwargs: requires_grad.append(
+            kwargs["encoder_hidden_states"].requires_grad
+        ),
+        with_kwargs=True,
+    )
+    dist = DistributedContext(0, 2) if is_sharded else DistributedContext()
+    context = StepContext(setup.family, setup.objective, 1, 1.0, dist=dist)
+    fields = {
+        "text": LiveText() if is_live else None,
+        "shards": Shards() if is_sharded else None,
+    }
+    passes_of(setup, rows_of(whole, 0, 1) if is_sharded else whole, context, **fields)
+    handle.remove()
+    assert requires_grad == [is_live and is_sharded]
 
 
 def masks_of(

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from tests.support.trainers import Lab, job_of, run_steps, trainer_of
+from videotune.config.schema import Config
 from videotune.errors import VideotuneError
 from videotune.trainer.build import make_objective
 from videotune.trainer.expert_pool import make_expert_schedule, shares
+from videotune.trainer.export import experts_of
 
 BOUNDARY = 0.875
 """Noise level from which the high expert of the tiny model runs."""
@@ -100,3 +102,55 @@ def test_each_expert_s_rate_falls_over_its_own_steps(pair: Lab) -> None:
     for expert, peak, steps in (("high", 0.001, 2), ("low", 0.003, 4)):
         expected = [peak * (steps - done) / steps for done in range(steps)]
         assert rates[expert] == pytest.approx(expected)
+
+
+def adapter_of(high: float, low: float) -> dict[str, torch.Tensor]:
+    """An adapter's weights, by the largest of each expert's B."""
+    return {
+        "high.blocks.0.lora_A": torch.ones(2, 3),
+        "high.blocks.0.lora_B": torch.tensor([[0.0, high]]),
+        "low.blocks.0.lora_A": torch.ones(2, 3),
+        "low.blocks.0.lora_B": torch.tensor([[0.0, low]]),
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "high", "low", "names", "left_out"),
+    [
+        ({}, 1.0, 1.0, ("high", "low"), None),
+        ({}, 0.0, 1.0, ("low",), "high"),
+        ({}, 1.0, 0.0, ("high",), "low"),
+        ({}, 0.0, 0.0, ("high", "low"), None),
+        ({"experts": "low"}, 0.0, 0.0, ("low",), None),
+        ({"training_method": "EMBEDDING"}, 0.0, 1.0, ("high", "low"), None),
+    ],
+)
+def test_an_expert_that_has_learnt_nothing_gets_no_file(
+    settings: dict[str, Any],
+    high: float,
+    low: float,
+    names: tuple[str, ...],
+    left_out: str | None,
+    tiny_family: Callable[..., Any],
+) -> None:
+    """Unless neither has: then the export itself refuses."""
+    family = tiny_family("wan", variant="t2v-a14b")
+    config = Config().model_copy(update=settings)
+    notes: list[str] = []
+    experts = experts_of(family, config, adapter_of(high, low), notes.append)
+    assert experts == names
+    if left_out is None:
+        assert notes == []
+    else:
+        (note,) = notes
+        assert note.startswith(f"the expert {left_out} ")
+
+
+def test_what_belongs_to_no_expert_gets_one_file(
+    tiny_family: Callable[..., Any],
+) -> None:
+    family = tiny_family("wan", variant="t2v-a14b")
+    config = Config()
+    transformer = config.transformer.model_copy(update={"train": False})
+    config = config.model_copy(update={"transformer": transformer})
+    assert experts_of(family, config, {}, pytest.fail) == (None,)
