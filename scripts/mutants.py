@@ -191,6 +191,7 @@ FOLDER_TESTS = {
         "tests/trainer/test_progress.py",
         "tests/trainer/test_rank_figures.py",
         "tests/trainer/test_restore_elsewhere.py",
+        "tests/trainer/test_saves.py",
         "tests/trainer/test_shared_saves.py",
         "tests/trainer/test_shown_notes.py",
         "tests/trainer/test_step.py",
