@@ -166,8 +166,10 @@ def test_pefts_bias_is_scaled_as_its_factors_and_a_whole_bias_is_not(
         {"transformer.blocks.0.attn1.to_k.lora_B.bias": ones(24)},
         {"transformer.blocks.0.attn1.lora_embedding_A": ones(2, 2)},
         {"text_encoder.x.lora_A.weight": ones(2, 2)},
+        {"transformer.blocks.0.attn1.to_q.dora_scale_of_bias": ones(24)},
     ],
-    ids=["a module", "a lone bias", "an embedding", "a text encoder"],
+    ids=["a module", "a lone bias", "an embedding", "a text encoder",
+         "an unknown magnitude"],
 )  # fmt: skip
 def test_tensors_that_nothing_reads_are_refused(
     extra: Tensors, family: Any, tmp_path: Path
@@ -179,4 +181,14 @@ def test_tensors_that_nothing_reads_are_refused(
     }
     save_file(good | extra, path)
     with pytest.raises(VideotuneError):
+        read_adapter(family, family.denoiser(), path, ADAPTER)
+
+
+def test_a_tensor_of_a_text_encoder_is_not_left_out(
+    family: Any, tmp_path: Path
+) -> None:
+    """Diffusers' converter drops it: without it, all else draws otherwise."""
+    path = tmp_path / "x.safetensors"
+    save_file(PAIR | {"text_encoder.final_layer_norm.diff": ones(24)}, path)
+    with pytest.raises(VideotuneError, match="is not a LoRA"):
         read_adapter(family, family.denoiser(), path, ADAPTER)

@@ -24,7 +24,14 @@ from videotune.config.resolve import resolve
 from videotune.errors import VideotuneError
 from videotune.trainer import optimizer_contract
 from videotune.trainer.optimizer_bytes import state_bytes
-from videotune.trainer.optimizer_contract import failures, refuse_failing_optimizer
+from videotune.trainer.optimizer_contract import (
+    ALL_STEPS,
+    Trial,
+    _moved,
+    _set_gradients,
+    failures,
+    refuse_failing_optimizer,
+)
 from videotune.trainer.optimizer_state import load_optimizer_state, optimizer_state
 from videotune.trainer.optimizers import make_optimizer, parts_of, step_if_finite
 
@@ -207,6 +214,26 @@ def test_the_contract_finds_what_is_broken(
 ) -> None:
     name = f"{__name__}:{optimizer_class.__name__}"
     assert set(failures(settings_of(name))) == {FAULTS[optimizer_class]}
+
+
+def test_moves_are_measured_by_the_rate_of_each_group_and_step() -> None:
+    """Of plain SGD: the sum of each step's rate times its gradient."""
+    trial = Trial(settings_of("torch.optim:SGD"), {"a.x": (2, 3), "b.y": (4,)}, 0.5)
+
+    def factor(group: str, step: int) -> float:
+        return (1.0 if group == "a" else 3.0) * (step + 1)
+
+    moves = _moved(trial, factor)
+    expected = {name: torch.zeros(shape) for name, shape in trial.shapes.items()}
+    for step in range(ALL_STEPS):
+        parameters = trial.parameters()
+        _set_gradients(parameters, step)
+        for name, parameter in parameters.items():
+            assert parameter.grad is not None
+            expected[name] -= 0.5 * factor(name[0], step) * parameter.grad
+    assert moves.keys() == expected.keys()
+    for name, move in moves.items():
+        torch.testing.assert_close(move, expected[name], rtol=1e-4, atol=1e-4)
 
 
 def test_arguments_of_a_user_are_tried(installed: None) -> None:

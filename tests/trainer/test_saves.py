@@ -1,0 +1,247 @@
+"""When a checkpoint is due, which one is best, and that a run goes on from one bit for bit."""
+
+import errno
+import shutil
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from tests.support.trainers import Lab, run_steps, trainer_of, weights
+from videotune.config.sections import Lora
+from videotune.runs.checkpoint import complete_checkpoints, pick
+from videotune.trainer import checkpoint_parts
+from videotune.trainer.checkpoint_parts import has_room_for_copy
+from videotune.trainer.loop import train_steps
+from videotune.trainer.optimizer_state import optimizer_state
+from videotune.trainer.restoring import restore_state
+from videotune.trainer.saving import (
+    SPARE,
+    Saving,
+    best_step,
+    is_kept,
+    refuse_full,
+    save,
+)
+from videotune.trainer.trainer import Trainer
+
+PARTS = {"weights": {"a": torch.zeros(100), "b": torch.zeros(10, dtype=torch.float64)}}
+BYTES = 4 * 100 + 8 * 10
+
+
+@pytest.fixture
+def lab(tmp_path: Path, small_clips: Path) -> Lab:
+    return Lab(Path("asset:toy"), small_clips, tmp_path / "cache", tmp_path)
+
+
+def reading(step: int, loss: float | None, validation: str = "v") -> dict[str, Any]:
+    held_out = None if loss is None else {"normalised": loss}
+    return {
+        "kind": "validation",
+        "step": step,
+        "held_out": held_out,
+        "validation": validation,
+    }
+
+
+@pytest.mark.parametrize(
+    ("readings", "best"),
+    [
+        ([reading(2, 0.9), reading(4, 0.5), reading(6, 0.7)], 4),
+        ([reading(2, 0.5), reading(4, 0.5), reading(6, 0.5)], 2),
+        ([reading(3, 0.1), reading(2, 0.9), reading(4, 0.5)], 4),
+        ([reading(2, 0.1), reading(4, 0.5), reading(2, None)], 4),
+        ([reading(2, 0.1), reading(4, 0.5), reading(2, 0.8)], 4),
+        ([reading(2, 0.1, "earlier"), reading(4, 0.5), reading(6, 0.7)], 4),
+        ([reading(2, None), reading(4, 0.5)], 4),
+        ([reading(2, None)], None),
+        ([reading(3, 0.1)], None),
+        ([], None),
+    ],
+)
+def test_the_best_step_has_the_lowest_loss_of_those_that_are_kept(
+    readings: list[dict[str, Any]], best: int | None
+) -> None:
+    """Steps 2, 4 and 6 are kept; the latest reading of a step counts, and of equal steps
+    the earliest.
+    """
+    lines = [{"kind": "save", "step": 2}, *readings]
+    assert best_step(lines, {2, 4, 6}) == best
+
+
+def due_of(step: int, **fields: Any) -> tuple[bool, str]:
+    """Whether a checkpoint is due after a step of ten, and of which kind."""
+    config = SimpleNamespace(
+        backup_every=fields.get("backup_every", 0),
+        backup_after=fields.get("backup_after", 0),
+    )
+    trainer: Any = SimpleNamespace(
+        job=SimpleNamespace(steps=10, config=config),
+        signals=SimpleNamespace(stop=fields.get("stop", False)),
+        dist=SimpleNamespace(is_main=fields.get("is_main", True)),
+        saved_at=time.monotonic() - fields.get("minutes", 0.0) * 60,
+    )
+    saving = Saving(fields.get("every", 0))
+    return saving.due(trainer, step, fields.get("requests", ())), saving._kind
+
+
+@pytest.mark.parametrize(
+    ("step", "fields", "expected"),
+    [
+        (3, {}, (False, "save")),
+        (10, {}, (True, "save")),
+        (3, {"every": 3}, (True, "save")),
+        (4, {"every": 3}, (False, "save")),
+        (3, {"stop": True}, (True, "save")),
+        (3, {"requests": ("stop",)}, (True, "save")),
+        (3, {"requests": ("save",)}, (True, "save")),
+        (3, {"requests": ("sample",)}, (False, "save")),
+        (3, {"backup_every": 3}, (True, "backup")),
+        (4, {"backup_every": 3}, (False, "save")),
+        (3, {"backup_every": 3, "every": 3}, (True, "save")),
+        (3, {"backup_every": 3, "is_main": False}, (False, "save")),
+        (3, {"backup_after": 5, "minutes": 5.01}, (True, "backup")),
+        (3, {"backup_after": 5, "minutes": 4.9}, (False, "save")),
+        (3, {"backup_after": 0.5, "minutes": 0.6}, (True, "backup")),
+        (3, {"minutes": 1000}, (False, "save")),
+    ],
+)
+def test_saves_and_backups_are_due_by_steps_time_and_request(
+    step: int, fields: dict[str, Any], expected: tuple[bool, str]
+) -> None:
+    assert due_of(step, **fields) == expected
+
+
+@pytest.mark.parametrize(
+    ("every", "step", "saves"), [(0, 3, 1), (0, 9, 1), (0, 10, 0), (4, 3, 3), (4, 8, 1)]
+)
+def test_the_time_left_counts_the_saves_to_come(
+    every: int, step: int, saves: int
+) -> None:
+    trainer: Any = SimpleNamespace(job=SimpleNamespace(steps=10))
+    assert Saving(every).seconds_left(trainer, step, took=2.0) == 2.0 * saves
+
+
+def test_a_checkpoint_needs_its_room_on_the_disk_to_the_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = BYTES + SPARE
+    monkeypatch.setattr(shutil, "disk_usage", lambda run: SimpleNamespace(free=free))
+    refuse_full(tmp_path, PARTS)
+    free -= 1
+    with pytest.raises(OSError, match="free") as error:
+        refuse_full(tmp_path, PARTS)
+    assert error.value.errno == errno.ENOSPC
+
+
+def test_copies_take_at_most_half_of_the_free_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those of all processes of the machine together."""
+    memory = SimpleNamespace(available=2 * 3 * BYTES)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    assert has_room_for_copy(PARTS, processes=3)
+    assert not has_room_for_copy(PARTS, processes=4)
+    memory.available -= 1
+    assert not has_room_for_copy(PARTS, processes=3)
+
+
+def test_a_save_counts_as_a_backup_and_a_backup_not_as_a_save(lab: Lab) -> None:
+    trainer = trainer_of(lab, {"steps": 4, "resolution": "32x32"})
+    save(trainer, 0, thread=False)
+    assert complete_checkpoints(trainer.run) == [], "step 0 has nothing to save"
+    save(trainer, 2, kind="backup", thread=False)
+    save(trainer, 4, kind="save", thread=False)
+    trainer.journal.close()
+    kept = {
+        (step, kind): is_kept(trainer.run, step, kind)
+        for step in (2, 3, 4)
+        for kind in ("save", "backup")
+    }
+    assert kept == {
+        (2, "save"): False,
+        (2, "backup"): True,
+        (3, "save"): False,
+        (3, "backup"): False,
+        (4, "save"): True,
+        (4, "backup"): True,
+    }
+    assert pick(trainer.run, 4).state()["lora_scale"] == trainer.job.config.lora.scale
+
+
+def test_scales_that_modules_may_have_of_their_own_are_saved_by_module() -> None:
+    names = ("a.lora_A", "a.lora_B", "b.lora_A", "b.lora_B")
+    trainables = {"transformer": SimpleNamespace(parameters=dict.fromkeys(names))}
+
+    def scale_of(lora: Lora, method: str = "LORA") -> Any:
+        config = SimpleNamespace(training_method=method, lora=lora)
+        trainer: Any = SimpleNamespace(
+            job=SimpleNamespace(config=config),
+            pool=SimpleNamespace(trainables=trainables),
+        )
+        return checkpoint_parts.lora_scale(trainer)
+
+    assert scale_of(Lora(rank=4, alpha=2)) == 0.5
+    assert scale_of(Lora(rank=4, alpha=2), "FINE_TUNE") is None
+    modules = [{"pattern": "b", "rank": 8, "alpha": 8.0}]
+    by_module = scale_of(
+        Lora.model_validate({"rank": 4, "alpha": 2, "modules": modules})
+    )
+    assert by_module == {"a": 0.5, "b": 1.0}
+
+
+def state_of(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """Everything that the next step depends on."""
+    state = {f"weights.{name}": value for name, value in weights(trainer).items()}
+    trainable = trainer.pool.trainable
+    moments = optimizer_state(trainable.optimizer, trainable.parameters)
+    state |= {f"optimizer.{name}": value for name, value in moments.items()}
+    state |= {f"average.{name}": value for name, value in trainer.averages.items()}
+    if trainable.loss_scale is not None:
+        state |= trainable.loss_scale.state()
+    state |= {f"net.{name}": value for name, value in trainer.net.state_dict().items()}
+    return {name: value.detach().clone() for name, value in state.items()}
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"ema": 0.9},
+        {"train_dtype": "FLOAT_16"},
+        {"training_method": "FINE_TUNE", "ema": 0.9},
+        {"optimizer": "SCHEDULE_FREE"},
+    ],
+    ids=["average", "float16", "fine-tuning", "schedule free"],
+)
+def test_a_restored_run_is_where_the_saved_one_was(
+    knobs: dict[str, Any], lab: Lab
+) -> None:
+    """Weights, moments, average, the loss's factor and the network's own weights; its
+    next step is the same one.
+    """
+    settings = {"steps": 3, "resolution": "32x32", "learning_rate": 0.01, **knobs}
+    trainer = trainer_of(lab, settings)
+    steps = train_steps(trainer)
+    for _ in range(2):
+        next(steps)
+    save(trainer, 2, thread=False)
+    saved = state_of(trainer)
+    next(steps)
+    ended = state_of(trainer)
+    trainer.journal.close()
+
+    again = trainer_of(lab, settings)
+    restore_state(again, pick(trainer.run, 2))
+    restored = state_of(again)
+    assert restored.keys() == saved.keys()
+    for name, value in saved.items():
+        assert torch.equal(restored[name], value), name
+    again.first_step = 3
+    run_steps(again)
+    again.journal.close()
+    for name, value in state_of(again).items():
+        assert torch.equal(value, ended[name]), name
