@@ -78,7 +78,7 @@ def show_demo(out: Path, result: dict[str, Any]) -> None:
         rows,
         right=(1, 2, 3),
     )
-    tell("* of the denoising, on the held-out clips: lower is better")
+    tell("* of the denoising, on the clips kept aside for checking: lower is better")
 
     seconds = duration(result["seconds"])
     difference = result["same_frames"]["max_difference"]
