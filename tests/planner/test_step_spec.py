@@ -116,10 +116,9 @@ def test_of_shared_samples_no_attention_is_saved() -> None:
 class Readings:
     """What would be read of a text encoder of two lists of blocks."""
 
-    blocks = {"first": [1, 2, 3], "second": [4]}
-
     def __init__(self, parts: dict[str, int]) -> None:
         self.parts = parts
+        self.blocks = {"first": [1, 2, 3], "second": [4]}
 
     def read_text(self) -> tuple[dict[str, int], float, list[list[int]]]:
         return self.parts, 50.0, [[10, 30, 20], [5]]
