@@ -104,7 +104,10 @@ TESTS = {
         "tests/effects/test_effects_companions.py",
     ],
     "planner/memory.py": ["tests/planner/test_planner.py"],
-    "planner/out_of_memory.py": ["tests/commands/test_not_finite.py"],
+    "planner/out_of_memory.py": [
+        "tests/planner/test_out_of_memory.py",
+        "tests/commands/test_not_finite.py",
+    ],
     "planner/plan.py": [
         "tests/planner/test_plan_parts.py",
         "tests/commands/test_plan_command.py",
