@@ -81,7 +81,7 @@ def test_what_fits_comes_first_and_of_equals_the_quickest() -> None:
         None,
         PresetFit(""),
     ]
-    assert sorted(reversed(fits), key=rank_of) == fits
+    assert sorted(fits[::-1], key=rank_of) == fits
     assert rank_of(fits[1]) == (0, 3.0)
     assert rank_of(None) == (2, math.inf)
     words = ["fits", "fits", "fits", "is tight", "any machine", "does not fit"]
