@@ -121,7 +121,8 @@ def test_a_machine_sends_as_much_as_a_process(machines: int, gpus: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("machines", "gpus", "parts"), [(2, 4, 2), (2, 4, 4), (2, 3, 2), (4, 2, 4)]
+    ("machines", "gpus", "parts"),
+    [(2, 4, 2), (2, 4, 4), (2, 3, 2), (4, 2, 4), (2, 1, 2)],
 )
 def test_which_groups_leave_a_machine_follows_from_the_trainers_mesh(
     machines: int, gpus: int, parts: int
@@ -135,10 +136,12 @@ def test_which_groups_leave_a_machine_follows_from_the_trainers_mesh(
         torch_dist.destroy_process_group()
 
     pairs: Counter[int] = Counter()
+    most_here = 0
     for group in groups:
         for rank in group:
             others = [other for other in group if other // gpus != rank // gpus]
             pairs[rank // gpus] += len(others)
+            most_here = max(most_here, parts - 1 - len(others))
     are_within = all(len({rank // gpus for rank in group}) == 1 for group in groups)
     assert cluster.holds_groups(parts) == are_within
     _, most = cluster.most_pairs(parts)
@@ -146,6 +149,9 @@ def test_which_groups_leave_a_machine_follows_from_the_trainers_mesh(
     ways = ways_of(Traffic(attention=1.0, prediction=1.0), cluster, parts)
     assert (ways.between.attention == 0) == are_within
     assert (ways.between.prediction == 0) == are_within
+    assert ways.between.attention == pytest.approx(most / (parts - 1))
+    assert ways.within.attention == pytest.approx(most_here / (parts - 1))
+    assert ways.within.prediction == (most_here > 0)
 
 
 def test_seconds_are_those_of_the_slower_way() -> None:

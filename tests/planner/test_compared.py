@@ -75,6 +75,28 @@ def test_a_card_too_small_for_all_of_them_has_the_smallest_of_each(lab: Lab) -> 
     assert max(way["need_bytes"] for way in ways) <= most
 
 
+def test_a_way_is_tight_where_it_takes_what_was_to_stay_free(lab: Lab) -> None:
+    """The fastest way on cards that have exactly its bytes beside the spare ones, one
+    less, and one less than its bytes.
+    """
+    job = job_of(lab, {"gradient_checkpointing": OFF}, preset="toy")
+    card = find_card("RTX 4090")
+    spare = GB
+    (way,) = (
+        way
+        for way in compared_ways(job, fit(job, "BFLOAT_16", 24 * GB, card), "BFLOAT_16")
+        if way["is_chosen"]
+    )
+    needed = way["need_bytes"]
+
+    verdicts = []
+    for vram in (needed + spare, needed + spare - 1, needed):
+        result = replace(fit(job, "BFLOAT_16", vram, card), spare=spare)
+        ways = compared_ways(job, result, "BFLOAT_16")
+        verdicts += [way["verdict"] for way in ways if way["need_bytes"] == needed][:1]
+    assert verdicts == ["fits", "tight", "tight"]
+
+
 def test_what_the_config_forbids_is_no_way(lab: Lab) -> None:
     full = {"training_method": "FINE_TUNE"}
     assert not any(way["is_another_base"] for way in ways_of(lab, full))
