@@ -1,6 +1,7 @@
 """What the pages name is there: files, tests, commands, keys, presets, packages."""
 
 import ast
+import dataclasses
 import re
 from functools import cache
 from pathlib import Path
@@ -12,6 +13,7 @@ import typer
 from scripts.site_hooks import COMMANDS
 from videotune.cli.main import app
 from videotune.config.schema import leaves
+from videotune.model_spec import ModelSpec
 from videotune.planner.gpus import find_card, memory_and_name
 from videotune.presets.shipped import preset_names
 
@@ -148,6 +150,15 @@ def test_links_lead_somewhere(page: Path) -> None:
 @EACH
 def test_files_that_are_named_exist(page: Path) -> None:
     assert missing_paths(spans(page)) == []
+
+
+@EACH
+def test_fields_of_a_checkpoint_s_spec_exist(page: Path) -> None:
+    fields = {field.name for field in dataclasses.fields(ModelSpec)} | set(
+        dir(ModelSpec)
+    )
+    named = set(re.findall(r"`spec\.(\w+)", page.read_text()))
+    assert named <= fields
 
 
 @EACH
