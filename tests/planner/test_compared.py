@@ -7,13 +7,18 @@ from typing import Any
 import pytest
 
 from tests.support.trainers import Lab, job_of
-from videotune.memory.checkpointing import OFF
+from videotune.memory.checkpointing import IN_PARTS, OFF
 from videotune.planner import memory
 from videotune.planner.compared import EIGHT_BITS, MODES, compared_ways
-from videotune.planner.fit import fit, pass_samples, process_share
+from videotune.planner.fit import (
+    fit,
+    implied_constraints,
+    pass_samples,
+    process_share,
+)
 from videotune.planner.gpus import find_card
 from videotune.planner.memory import Choice
-from videotune.planner.read_step import step_spec
+from videotune.planner.read_step import step_spec, step_spec_in_parts
 
 GB = 2**30
 
@@ -95,6 +100,29 @@ def test_a_way_is_tight_where_it_takes_what_was_to_stay_free(lab: Lab) -> None:
         ways = compared_ways(job, result, "BFLOAT_16")
         verdicts += [way["verdict"] for way in ways if way["need_bytes"] == needed][:1]
     assert verdicts == ["fits", "tight", "tight"]
+
+
+def test_without_a_card_the_ways_are_there_without_a_verdict(lab: Lab) -> None:
+    job = job_of(lab, {}, preset="toy")
+    ways = compared_ways(job, fit(job, "BFLOAT_16", None, None), "BFLOAT_16")
+    assert {way["settings"]["gradient_checkpointing"] for way in ways} == set(MODES)
+    assert {way["verdict"] for way in ways} == {None}
+    assert {way["seconds_a_step"] for way in ways} == {None}
+
+
+def test_settings_that_need_least_may_compute_blocks_in_parts(lab: Lab) -> None:
+    """Parts that are offered where the config has left the settings open need less."""
+    job = job_of(lab, {}, preset="toy")
+    spec = process_share(job, step_spec_in_parts(job, "BFLOAT_16"), "BFLOAT_16")
+    batch = max(pass_samples(job))
+    constraints = replace(implied_constraints(job.config, batch), tries_parts=True)
+    least = memory.smallest(spec, batch, constraints)
+    without = memory.smallest(spec, batch, replace(constraints, tries_parts=False))
+    assert least.choice.checkpointing == IN_PARTS
+    assert least.needed < without.needed
+
+    remedies = fit(job, "BFLOAT_16", GB // 4, None).remedies
+    assert "gradient_checkpointing=IN_PARTS" in " ".join(remedies)
 
 
 def test_what_the_config_forbids_is_no_way(lab: Lab) -> None:

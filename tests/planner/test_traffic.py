@@ -18,6 +18,7 @@ from videotune.memory.checkpointing import OFF, ON
 from videotune.planner import process_choice, traffic
 from videotune.planner.cluster import Cluster
 from videotune.planner.fit import Fit, process_share
+from videotune.planner.gpus import USUAL
 from videotune.planner.memory import Choice, Need, need
 from videotune.planner.process_choice import Target, shared_job
 from videotune.planner.read_step import step_spec
@@ -215,3 +216,14 @@ def test_the_fewest_cards_share_a_sample_with_which_it_fits_and_is_not_slow(
     )
     target: Any = None
     assert process_choice._best(jobs, target) == index
+
+
+def test_a_card_without_a_rate_is_compared_as_a_usual_one(words: Overrides) -> None:
+    resolved, spec, base = resolve_config(words)
+    job = open_job(resolved, spec, base, processes=2)
+    seconds = []
+    for card in (None, USUAL):
+        target = Target(Cluster(1, 2), vram=24 << 30, card=card, spare=0)
+        result = process_choice._fit_of(job, target)
+        seconds.append(process_choice._seconds_a_sample(job, result, target))
+    assert seconds[0] == seconds[1] > 0
