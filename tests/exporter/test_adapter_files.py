@@ -284,6 +284,24 @@ def test_damaged_tensors_are_refused(how: str, family: Any, tmp_path: Path) -> N
         effect(family, path)
 
 
+def test_a_file_that_was_trained_on_other_weights_is_told(
+    family: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = family.fingerprints()
+    others = dict.fromkeys(own, "another")
+    warned = []
+    for fingerprints in (own, others, {}, None):
+        base = {"name": "mine", "fingerprints": fingerprints}
+        facts = {} if fingerprints is None else {"base": base}
+        path = export_lora(
+            family, "diffusers", trained(family), 1.0, tmp_path / "x.safetensors", facts
+        ).path
+        capsys.readouterr()
+        effect(family, path)
+        warned.append("was trained on mine" in capsys.readouterr().err)
+    assert warned == [False, True, False, False]
+
+
 def test_a_file_of_ours_is_held_against_its_own_digest(
     family: Any, tmp_path: Path
 ) -> None:

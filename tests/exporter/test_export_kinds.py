@@ -34,6 +34,7 @@ from videotune.exporter.adapter_export import export_lora, read_adapter, read_lo
 from videotune.exporter.base_loras import merge_into_base
 from videotune.exporter.formats import (
     PEFT_CONFIG_KEY,
+    Exported,
     check_formats,
     configured_formats,
     digest_of,
@@ -249,6 +250,23 @@ def test_alpha_is_in_b_and_nowhere_else(family: Any, tmp_path: Path) -> None:
         "step": 3,
         "word": "zörble",
         "digest": digest_of(tensors),
+    }
+
+
+def test_a_run_lists_what_was_written_and_who_read_it_back(tmp_path: Path) -> None:
+    exported = Exported(
+        format="comfyui",
+        path=tmp_path / "run" / "export" / "a.safetensors",
+        modules=6,
+        max_error=0.0,
+        reader="diffusers",
+        use="pipe.load()",
+    )
+    assert exported.to_json(tmp_path / "run") == {
+        "format": "comfyui",
+        "path": "export/a.safetensors",
+        "use": "pipe.load()",
+        "verified": {"max_error": 0.0, "modules": 6, "reader": "diffusers"},
     }
 
 

@@ -21,7 +21,7 @@ from tests.support.command_line import Bases, Printed, run
 from tests.support.damaged_files import try_each
 from videotune.errors import VideotuneError
 from videotune.exporter.base_detection import load_architecture
-from videotune.exporter.lora_inspect import inspect
+from videotune.exporter.lora_inspect import inspect, open_modules, summary_lines
 from videotune.exporter.lora_tools import convert
 from videotune.models import base_model
 from videotune.models.base_model import CONFIGS, of_base, place
@@ -268,6 +268,59 @@ def test_a_lora_of_another_model(
     assert inspect(first)["family"] is None
     with pytest.raises(VideotuneError, match="does not fit"):
         run("lora", "inspect", first, against=other)
+
+
+def test_a_lora_of_a_model_that_is_named_by_its_file_only_is_refused_by_that_name(
+    tmp_path: Path,
+) -> None:
+    tensors = {
+        "lora_unet_x.lora_down.weight": torch.ones(4, 8),
+        "lora_unet_x.lora_up.weight": torch.ones(8, 4),
+    }
+    for stem, other in (("my_qwen_image_lora", True), ("my_lora", False)):
+        path = tmp_path / f"{stem}.safetensors"
+        save_file(tensors, path)
+        with pytest.raises(VideotuneError) as refused:
+            open_modules(path, None, None)
+        assert ("Qwen" in str(refused.value)) == other
+
+
+def test_a_file_of_the_toy_is_said_to_be_of_no_use_elsewhere(
+    family: Any, tmp_path: Path
+) -> None:
+    said = []
+    for base in ("asset:toy", "somebody/model"):
+        facts = inspect(toy_lora(tmp_path / "toy.safetensors", base))
+        said.append(any("toy model" in line for line in summary_lines(facts)))
+    assert said == [True, False]
+
+
+def test_products_of_a_base_that_is_not_known_have_no_norm_but_cheap_ones_have(
+    tmp_path: Path,
+) -> None:
+    """A LoHa claims its size by itself; a LoRA's and a LoKr's norm needs small products."""
+    ones = torch.ones
+    kinds = {
+        "LORA": {"lora_down.weight": ones(2, 8), "lora_up.weight": ones(8, 2)},
+        "LOKR": {"lokr_w1": ones(2, 2), "lokr_w2": ones(4, 4)},
+        "LOHA": {
+            "hada_w1_a": ones(8, 2),
+            "hada_w1_b": ones(2, 8),
+            "hada_w2_a": ones(8, 2),
+            "hada_w2_b": ones(2, 8),
+        },
+    }
+    norms = {}
+    for kind, parts in kinds.items():
+        path = tmp_path / f"{kind}.safetensors"
+        save_file({f"lora_unet_x.{part}": value for part, value in parts.items()}, path)
+        (row,) = inspect(path)["modules"]
+        norms[kind] = row["norm"]
+    assert norms == {
+        "LORA": pytest.approx(2 * 8),
+        "LOKR": pytest.approx(8),
+        "LOHA": None,
+    }
 
 
 def test_files_that_hold_no_adapter(family: Any, tmp_path: Path) -> None:
