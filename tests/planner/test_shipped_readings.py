@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from videotune.planner.ledger import Reading
 from videotune.planner.plan_inputs import PlanInputs, configs_of
 from videotune.planner.read_step import open_family, read_step_spec
 from videotune.planner.shipped_readings import (
+    ShippedReadings,
     linear_weights,
     mixed,
     quadratic_weights,
@@ -205,6 +207,29 @@ def test_rank_and_settings_of_other_things_keep_the_table() -> None:
 )
 def test_sizes_beyond_a_table_are_not_taken_from_it(shape: ClipShape) -> None:
     assert shipped_readings(inputs_of(SMALL, shape)) is None
+
+
+@pytest.mark.parametrize(
+    ("tokens", "frames", "side", "in_step", "in_pixels"),
+    [
+        (9, 1, 8, False, True),
+        (10, 1, 8, True, True),
+        (20, 9, 16, True, True),
+        (21, 9, 16, False, True),
+        (10, 10, 16, True, False),
+        (10, 9, 17, True, False),
+        (10, 1, 7, True, False),
+    ],
+)
+def test_a_table_reaches_from_its_smallest_size_to_its_largest(
+    tokens: int, frames: int, side: int, in_step: bool, in_pixels: bool
+) -> None:
+    spec: Any = SimpleNamespace(tokens=lambda shape: tokens)
+    sizes = {"frames": [1, 9], "areas": [64, 256]}
+    tables = ShippedReadings(spec, 4, {"tokens": [10, 20]}, {"whole": sizes}, {})
+    shape = ClipShape(frames, side, side, 16.0)
+    assert tables.reaches_step(shape) == in_step
+    assert tables.reaches_pixels(shape) == in_pixels
 
 
 class AnyKey(dict[str, Any]):
