@@ -677,7 +677,7 @@ REFUSED: dict[str, tuple[str, tuple[str, ...], str]] = {
         "was made for another base: .* differs in size",
     ),
     "missing": ("nothing", (), "no such file or folder"),
-    "text": ("text.safetensors", (), "is not a LoRA"),
+    "text": ("text.safetensors", (), "not a LoRA"),
     "folder": (
         "empty",
         (),

@@ -403,7 +403,7 @@ def test_clips_without_captions_are_looked_at_too(
     )
 
     example = folder / "black.txt"
-    assert f'a text file such as {example} with the line "a kitten' in printed.err
+    assert f'a text file such as {example} with a line like "a kitten' in printed.err
     assert "--allow-skips" not in printed.err, "no clip would be left"
     assert "folder of your clips" not in printed.err
 

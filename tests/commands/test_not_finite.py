@@ -193,7 +193,7 @@ def test_five_in_a_row_end_the_run_with_the_last_good_state_saved(
     assert text.startswith(
         "5 steps in a row had no finite loss or gradient; the journal names their clips."
     )
-    assert "complete are those of the steps 3; resume with:" in text
+    assert "only complete checkpoint is of step 3; resume with:" in text
     assert "--set learning_rate=" in text
     assert text.endswith(str(run)), "nothing follows the command that a user copies"
     assert [bool(line.get("skipped")) for line in steps_of(run)] == [
@@ -338,7 +338,7 @@ def test_a_step_that_does_not_fit_is_reported_its_state_kept_and_the_first_remed
     samples = f"4 samples of {bucket['shape']} pixels, {bucket['tokens']} tokens each."
     assert text.startswith(f"out of memory in step 4: {samples}")
     assert (
-        "Checkpoints: complete are those of the steps 3; resume with: videotune resume"
+        "only complete checkpoint is of step 3; resume with: videotune resume"
         in text
     )
     first = next(line.strip() for line in text.splitlines() if line.startswith("  "))
@@ -379,7 +379,7 @@ def test_a_state_that_may_be_half_updated_is_not_saved(
 
     monkeypatch.setattr(step_module, "step_if_finite", half)
     with pytest.raises(
-        DoesNotFit, match="complete are those of the steps 2; resume with"
+        DoesNotFit, match="only complete checkpoint is of step 2; resume with"
     ):
         train(work.overrides("steps=6", "save_every=2"), run)
     assert complete(run) == [2]

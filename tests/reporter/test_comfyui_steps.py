@@ -43,7 +43,7 @@ def folder_with(tmp_path: Path, experts: tuple[str, ...], **settings: object) ->
 def steps_in_report(folder: Path) -> list[str]:
     """The steps for ComfyUI of the report's chapter, as they are read."""
     page = reports.report(folder)
-    chapter = page.partition("In ComfyUI</h3>")[2].partition("</ol>")[0]
+    chapter = re.split("In ComfyUI.*</h3>", page)[1].partition("</ol>")[0]
     items = re.findall(r"<li>(.*?)</li>", chapter, re.DOTALL)
     return [reports.visible_text(item) for item in items]
 
