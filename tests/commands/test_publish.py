@@ -161,7 +161,7 @@ def test_a_dry_run_names_the_repository_and_the_command_that_sends(
 
 
 def test_the_card_of_a_toy_says_that_comfyui_does_not_have_it(run: Path) -> None:
-    sentence = "fit the toy model alone, which ComfyUI does not have"
+    sentence = "work only with the toy model, which ComfyUI does not have"
     assert sentence not in card(run)["card"]
     config = read_json(run / "config.json")
     config["settings"]["base_model_name"] = "asset:toy"

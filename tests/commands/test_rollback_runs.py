@@ -317,7 +317,7 @@ def test_a_missing_checkpoint_is_an_error_that_names_the_complete_ones(
     for step in (3, 7):
         with pytest.raises(
             VideotuneError,
-            match=rf"no complete checkpoint of step {step}; complete are .* 2, 4, 6",
+            match=rf"no complete checkpoint of step {step}; complete .* 2, 4, 6",
         ):
             resume(run, step=step)
     assert sorted(str(path) for path in run.rglob("*")) == before

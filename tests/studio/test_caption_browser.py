@@ -167,7 +167,7 @@ def test_tiles_stay_where_they_are_while_captions_are_written(
     wait_until((home.folder / "clips/cat.txt").is_file)
     page.locator('#tiles .clip[data-path="clips/cat.mp4"][data-state=used]').wait_for()
     assert page.evaluate("[...counts]") == [2]
-    page.locator("#r-state .notice.care:not(#without)").wait_for()
+    page.locator("#r-state .notice.care:not(#without)").first.wait_for()
     tops = page.evaluate("tops")
     assert len(tops) > 1, "a note has come above the tiles"
     assert np.ptp(tops) < 1
