@@ -72,6 +72,22 @@ def test_its_bytes_and_seconds_are_those_of_a_plan_with_these_settings(
     assert plain["streamed_blocks"] == 0
 
 
+@pytest.mark.parametrize(
+    ("knobs", "captures"),
+    [
+        ({}, True),
+        ({"cuda_graphs": False}, False),
+        ({"lora.dropout": 0.1}, False),
+        ({"training_method": "FINE_TUNE"}, False),
+    ],
+)
+def test_passes_are_planned_as_graphs_where_the_run_captures_them(
+    knobs: dict[str, Any], captures: bool, lab: Lab
+) -> None:
+    job = job_of(lab, knobs, preset="toy")
+    assert step_spec(job, "BFLOAT_16").captures is captures
+
+
 def test_a_card_too_small_for_all_of_them_has_the_smallest_of_each(lab: Lab) -> None:
     ways = ways_of(lab, {}, vram=GB // 4)
     assert not any(way["fits"] for way in ways)
