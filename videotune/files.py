@@ -43,6 +43,11 @@ MAX_PROCESS_ID = 2**31 - 1
 MAX_JSON_BYTES = 4_000_000
 """Size limit of a JSON file that a program writes about itself."""
 
+MAX_OWN_JSON_BYTES = 2**30
+"""Size limit of a JSON file that names each clip of a set: ten million of them have
+less.
+"""
+
 
 def is_disk_full(error: OSError) -> bool:
     """Whether a write failed for lack of space, and not because of a broken disk."""
@@ -255,8 +260,24 @@ def plain(value: Any) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """Read JSON (UTF-8)."""
-    return json.loads(path.read_text(encoding="utf-8"))
+    """Read JSON (UTF-8).
+
+    Raises:
+        ValueError: It is no JSON, larger than any file that is written here, or not a
+            file: a pipe would be waited for.
+        OSError: The file cannot be read.
+    """
+    return json.loads(_read_file(path, MAX_OWN_JSON_BYTES).decode("utf-8"))
+
+
+def _read_file(path: Path, max_bytes: int) -> bytes:
+    if path.exists() and not path.is_file():
+        raise ValueError("it is not a file")
+    with path.open("rb") as file:
+        content = read_at_most(file, max_bytes + 1)
+    if len(content) > max_bytes:
+        raise ValueError(f"it has more than {max_bytes:,} bytes")
+    return content
 
 
 @cache  # building one takes milliseconds
@@ -326,13 +347,7 @@ def read_typed(path: Path, kind: Any, max_bytes: int = MAX_JSON_BYTES) -> Any:
             message names the first wrong key.
         OSError: The file cannot be read.
     """
-    if path.exists() and not path.is_file():
-        raise ValueError("it is not a file")
-    with path.open("rb") as file:
-        content = read_at_most(file, max_bytes + 1)
-    if len(content) > max_bytes:
-        raise ValueError(f"it has more than {max_bytes:,} bytes")
-    return checked(kind, content)
+    return checked(kind, _read_file(path, max_bytes))
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

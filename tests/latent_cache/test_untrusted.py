@@ -24,7 +24,7 @@ from videotune.data.file_checks import refuse_linked_folder
 from videotune.data.index_rows import Examined
 from videotune.data.media_index import MediaIndex
 from videotune.errors import VideotuneError
-from videotune.files import write_json
+from videotune.files import read_json, read_typed, write_json
 from videotune.latent_cache.encode import cut_captions, tensors_of
 from videotune.latent_cache.entry import new_entry
 from videotune.latent_cache.fitting import fits_of
@@ -379,6 +379,30 @@ def test_a_memory_plan_that_a_dataset_brought_is_numbers_or_nothing(
         assert read_step._read_cached(place) is None
     place.write_text("[" * 100_000)
     assert read_step._read_cached(place) is None
+    place.unlink()
+    os.mkfifo(place)
+    assert read_step._read_cached(place) is None, "a pipe is not waited for"
+
+
+@pytest.mark.parametrize("read", [read_json, lambda path: read_typed(path, dict)])
+def test_json_is_read_of_files_only(
+    read: Callable[[Path], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipe would be waited for, and a device never ends."""
+    path = tmp_path / "own.json"
+    with pytest.raises(FileNotFoundError):
+        read(path)
+    write_json(path, {"a": "ü"})
+    assert read(path) == {"a": "ü"}
+    monkeypatch.setattr("videotune.files.MAX_OWN_JSON_BYTES", 5)
+    if read is read_json:
+        with pytest.raises(ValueError, match="bytes"):
+            read(path)
+    path.unlink()
+    os.mkfifo(path)
+    for odd in (path, Path("/dev/zero"), tmp_path):
+        with pytest.raises(ValueError, match="not a file"):
+            read(odd)
 
 
 def test_entries_that_were_exchanged_are_missing(tmp_path: Path) -> None:

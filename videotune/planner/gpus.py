@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from videotune.errors import VideotuneError, did_you_mean
-from videotune.files import checked, read_json, user_cache
+from videotune.files import read_json, read_typed, user_cache
 
 REACHED = 0.4
 """Share of the dense rate that a training step is assumed to reach, until it is
@@ -298,9 +298,7 @@ def known_card(name: str, memory: int) -> Card | None:
         None for a card that is not in the table.
     """
     with suppress(OSError, ValueError):  # not measured, or by another version
-        report: Report = checked(
-            Report, measured_file(name).read_text(encoding="utf-8")
-        )
+        report: Report = read_typed(measured_file(name), Report)
         if min(report.card.flops, report.card.link, report.card.reached) > 0:
             return report.card
 

@@ -12,7 +12,7 @@ import torch
 
 from videotune.config.graph_checks import cannot_capture
 from videotune.config.part_checks import cannot_compute_in_parts
-from videotune.files import checked, write_json
+from videotune.files import read_typed, write_json
 from videotune.job.job import Job
 from videotune.memory.checkpointing import IN_PARTS
 from videotune.models.base import DiffusersModel
@@ -134,7 +134,7 @@ def _read_cached(path: Path) -> StepSpec | None:
     A dataset may bring its cache, so the file is not trusted.
     """
     try:
-        spec: StepSpec = checked(StepSpec, path.read_text(encoding="utf-8"))
+        spec: StepSpec = read_typed(path, StepSpec)
     except (OSError, ValueError):
         return None
     return spec if is_consistent(spec) else None
