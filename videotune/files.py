@@ -44,9 +44,7 @@ MAX_JSON_BYTES = 4_000_000
 """Size limit of a JSON file that a program writes about itself."""
 
 MAX_OWN_JSON_BYTES = 2**30
-"""Size limit of a JSON file that names each clip of a set: ten million of them have
-less.
-"""
+"""Size limit of a JSON file that names each clip of a set."""
 
 
 def is_disk_full(error: OSError) -> bool:
@@ -263,8 +261,7 @@ def read_json(path: Path) -> Any:
     """Read JSON (UTF-8).
 
     Raises:
-        ValueError: It is no JSON, larger than any file that is written here, or not a
-            file: a pipe would be waited for.
+        ValueError: It is no JSON, too large, or a pipe, which would be waited for.
         OSError: The file cannot be read.
     """
     return json.loads(_read_file(path, MAX_OWN_JSON_BYTES).decode("utf-8"))
