@@ -162,3 +162,12 @@ def test_products_in_eight_bits_are_counted_as_such(lab: Lab) -> None:
     card = replace(find_card("RTX 4090"), bandwidth=None)
     as_bf16 = replace(in_eight_bits, eight_bit=0)
     assert memory.card_seconds(in_eight_bits, card) < memory.card_seconds(as_bf16, card)
+
+
+def test_encoding_a_pixel_is_about_as_much_work_in_clips_of_any_size(lab: Lab) -> None:
+    rates = []
+    for resolution, frames in (("32x32", 9), ("64x64", 17)):
+        knobs = {"resolution": resolution, "video_config.frames": frames}
+        job = job_of(lab, knobs, preset="toy")
+        rates.append(step_spec(job, "BFLOAT_16").encoding_flops_per_pixel)
+    assert rates[0] == pytest.approx(rates[1], rel=0.2)

@@ -181,7 +181,7 @@ def test_a_clip_that_is_too_short_has_its_remedy(
 ) -> None:
     for address in (f"{DATA}/tiles?state=unusable", f"{DATA}/clip?path=clips/e.mp4"):
         text = client.get(address).text
-        assert "is too short: has 3 frames" in text
+        assert "Is too short: has 3 frames" in text
         assert "Add a longer clip in its place" in text
         assert "/p/cats/setup#f-video_config.pad_short" in text
     assert 'id="f-video_config.pad_short"' in client.get("/p/cats/setup").text
