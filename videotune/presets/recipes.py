@@ -101,7 +101,8 @@ def suits_best(preset: str, purpose: str) -> bool:
     """
     if "LoRA" not in preset or has_pictures_only(_base_model(preset)):
         return False
-    if re.search(r"\b(I2V|FLF2V|VACE)\b", preset):
+    begins_with_image = re.search(r"\b(I2V|FLF2V)\b", preset) is not None
+    if begins_with_image or "conditions" in shipped.read_preset(preset):
         return False
     return not is_movement(purpose) or not motion_notes([preset])
 
