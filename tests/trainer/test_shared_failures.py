@@ -92,5 +92,5 @@ def test_a_process_that_is_lost_in_a_preview_is_said_to_be_gone(
     last_line = re.sub(r"\s+", " ", said.strip())
     assert "another process of the run is gone" in last_line, said
     assert "this process failed" not in said
-    assert "only complete checkpoint is of step 1" in last_line, said
+    assert "omplete checkpoints are those of steps 1, 2" in last_line, said
     assert not of_kind(run, "warning"), "a lost process is no failure of the preview"
