@@ -202,7 +202,7 @@ def test_the_studio_and_the_terminal_say_the_same_of_a_card(
 
 def test_models_say_their_download_and_sizes_how_they_differ(client: Any) -> None:
     listed = visible_text(client.get("/models", params={"card": "RTX 4090"}).text)
-    assert "1.3B, LoRA download about 28.9 GB" in listed
+    assert "wan 2.1 1.3B LoRA 16GB download about 28.9 GB" in listed
     assert "frames 17 instead of 33. Download about 126 GB" in listed
 
     for family in model_choices.families_for(model_choices.ChosenCard("x", 24.0)):
