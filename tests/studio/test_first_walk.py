@@ -263,8 +263,8 @@ def test_a_note_on_clips_kept_aside_has_no_option_of_a_terminal() -> None:
     )
     assert in_studio_terms(note) == (
         "no clip is kept aside for checking, so it cannot be told whether the model "
-        "copies your clips: from 20 videos on, some are kept aside by themselves; you "
-        "have 5. Until then choose “Keep aside” for 2 or more"
+        "copies your clips: from 20 videos on, some are kept aside by themselves; "
+        "your usable clips come from 5 videos. Until then choose “Keep aside” for 2 or more"
     )
     few = "1 clip is kept aside: 2 are needed. Put more clips into the dataset of kind validation (--held-out FOLDER)"
     assert "FOLDER" not in in_studio_terms(few)

@@ -166,3 +166,15 @@ def test_the_border_of_a_wipe_ends_with_the_previews(
     assert right == left
     assert line[1] <= left[1]
     assert near[0] >= left[1]
+
+
+def test_all_steps_open_in_sight_while_the_wipe_is_on(
+    page: Any, address: str, run: Path
+) -> None:
+    page.set_viewport_size({"width": 1280, "height": 500})
+    page.goto(address)
+    page.locator("#viewer-wipe").click()
+    page.locator("#viewer-all").click()
+    page.locator("#viewer-matrix table").wait_for()
+    box = page.locator("#viewer-matrix").bounding_box()
+    assert box["y"] + min(box["height"], 60) <= 500
