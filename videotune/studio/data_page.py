@@ -1,6 +1,7 @@
 """The page Data: clips, captions, scenes, and the bin."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
@@ -14,6 +15,7 @@ from videotune.data.clip_file import CLIP_SUFFIXES
 from videotune.data.file_checks import ARCHIVES, type_of_file
 from videotune.data.images import IMAGE_SUFFIXES
 from videotune.data.object_store import is_object_url, parse_url
+from videotune.data.remarks import code_of
 from videotune.data.row_files import ROW_SUFFIXES
 from videotune.data.source_videos import SOURCES_NEEDED
 from videotune.errors import VideotuneError
@@ -39,6 +41,8 @@ from videotune.studio.field_errors import at_field
 from videotune.studio.film_scenes import SCENES, decide_scenes, files_of_scenes
 from videotune.studio.projects import CLIPS, HELD_OUT, inside
 from videotune.studio.records import SourceFacts
+from videotune.studio.stray_texts import NOTE as STRAY_NOTE
+from videotune.studio.stray_texts import remove_stray_text, strays_of_notes
 from videotune.studio.web import (
     NOT_CACHED,
     CurrentPage,
@@ -108,9 +112,15 @@ def state(page: PageContext) -> str:
             [warning.text for warning in shared],
             has_model=project.has_model,
         )
+    strays = strays_of_notes(project, rows, notes.serious)
+    if not strays:  # removed since the check
+        serious = [note for note in notes.serious if code_of(note) != STRAY_NOTE]
+        notes = replace(notes, serious=tuple(serious))
 
     return render(
         "data_state",
+        strays=strays,
+        stray_note=STRAY_NOTE,
         context=page,
         waiting=is_check_due,
         check=check,
@@ -359,6 +369,19 @@ def move(page: CurrentPage, form: PostedForm) -> Response:
             f"; {counted(len(others), 'other clip')} still kept aside for checking"
         )
     return reply(f"{subject} {result}", action=_undo_action(page, record["batch"]))
+
+
+@routes.post("/data/remove-text")
+def remove_text(page: CurrentPage, form: PostedForm) -> Response:
+    """Move a text file that no clip uses to the bin."""
+    project = page.current_project
+    with projects.lock_of(project.folder):
+        is_removed = remove_stray_text(project, form["path"])
+    if not is_removed:
+        raise VideotuneError(
+            f"{form['path'][:200]} is not a text file without a clip: reload the page"
+        )
+    return reply(f"{Path(form['path']).name} moved to the bin")
 
 
 @routes.post("/data/leave-out")
