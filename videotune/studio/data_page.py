@@ -1,7 +1,6 @@
 """The page Data: clips, captions, scenes, and the bin."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
@@ -15,7 +14,6 @@ from videotune.data.clip_file import CLIP_SUFFIXES
 from videotune.data.file_checks import ARCHIVES, type_of_file
 from videotune.data.images import IMAGE_SUFFIXES
 from videotune.data.object_store import is_object_url, parse_url
-from videotune.data.remarks import code_of
 from videotune.data.row_files import ROW_SUFFIXES
 from videotune.data.source_videos import SOURCES_NEEDED
 from videotune.errors import VideotuneError
@@ -32,6 +30,7 @@ from videotune.studio import (
     media,
     model_choices,
     projects,
+    stray_texts,
     trash,
     undo,
     uploads,
@@ -41,8 +40,6 @@ from videotune.studio.field_errors import at_field
 from videotune.studio.film_scenes import SCENES, decide_scenes, files_of_scenes
 from videotune.studio.projects import CLIPS, HELD_OUT, inside
 from videotune.studio.records import SourceFacts
-from videotune.studio.stray_texts import NOTE as STRAY_NOTE
-from videotune.studio.stray_texts import remove_stray_text, strays_of_notes
 from videotune.studio.web import (
     NOT_CACHED,
     CurrentPage,
@@ -90,6 +87,7 @@ HUB_DATASET = re.compile(r"(hf://datasets/)?[\w.-]+/[\w.-]+(@.+)?")
 
 routes = APIRouter(prefix="/p/{project}")
 routes.include_router(auto_caption.routes)
+routes.include_router(stray_texts.routes)
 
 
 def state(page: PageContext) -> str:
@@ -99,28 +97,21 @@ def state(page: PageContext) -> str:
     is_check_due = clips.start_check(project)
 
     rows = list(clips.table(project).rows.values())
-    check = None
-    account = None
     notes = DataNotes()
     shared = clips.table(project).shared
-    latest_check = clips.latest_check(project)
-    if latest_check:
-        check, account = latest_check
+    check, account = clips.latest_check(project) or (None, None)
+    if account is not None:
         notes = notes_of_check(
             account,
             rows,
             [warning.text for warning in shared],
             has_model=project.has_model,
         )
-    strays = strays_of_notes(project, rows, notes.serious)
-    if not strays:  # removed since the check
-        serious = [note for note in notes.serious if code_of(note) != STRAY_NOTE]
-        notes = replace(notes, serious=tuple(serious))
+    notes, strays = stray_texts.with_strays(project, rows, notes)
 
     return render(
         "data_state",
         strays=strays,
-        stray_note=STRAY_NOTE,
         context=page,
         waiting=is_check_due,
         check=check,
@@ -369,19 +360,6 @@ def move(page: CurrentPage, form: PostedForm) -> Response:
             f"; {counted(len(others), 'other clip')} still kept aside for checking"
         )
     return reply(f"{subject} {result}", action=_undo_action(page, record["batch"]))
-
-
-@routes.post("/data/remove-text")
-def remove_text(page: CurrentPage, form: PostedForm) -> Response:
-    """Move a text file that no clip uses to the bin."""
-    project = page.current_project
-    with projects.lock_of(project.folder):
-        is_removed = remove_stray_text(project, form["path"])
-    if not is_removed:
-        raise VideotuneError(
-            f"{form['path'][:200]} is not a text file without a clip: reload the page"
-        )
-    return reply(f"{Path(form['path']).name} moved to the bin")
 
 
 @routes.post("/data/leave-out")

@@ -147,7 +147,8 @@ def _difference_of_cards(preset: str, reference: str) -> str:
     """Return which cards a preset is for, where it trains the same as another one."""
     is_equal = flatten(read_preset(preset)) == flatten(read_preset(reference))
     settings = "all settings are the same" if is_equal else "some finer settings differ"
-    memory, reference_memory = preset_card(preset), preset_card(reference)
+    memory = preset_card(preset)
+    reference_memory = preset_card(reference)
     if memory == reference_memory:
         return settings
     return f"for {_cards(memory)} instead of {_cards(reference_memory)}; {settings}"

@@ -87,10 +87,8 @@ def result(page: PageContext) -> str:
     files = list(exported_files(page.current_project, run.folder))
     step = step_to_take(run_data["best"], run_data["saves"], files)
     comfyui, comfyui_fault = _comfyui_folder(page)
-    is_older = stages.has_changed_since(
-        page.current_project,
-        (run, run_data["entry"], run_data["job"], run_data["code"]),
-    )
+    state = (run, run_data["entry"], run_data["job"], run_data["code"])
+    is_older = stages.has_changed_since(page.current_project, state)
 
     return render(
         "results_result",
@@ -109,9 +107,7 @@ def result(page: PageContext) -> str:
         copies=copies_in_comfyui(files_to_take(files, step), comfyui),
         download_name=partial(download_name, page.current_project),
         is_older=is_older,
-        newer_run=stages.run_with_settings_of_now(page, run_data["name"])
-        if is_older
-        else "",
+        newer_run=is_older and stages.run_with_settings_of_now(page, run_data["name"]),
     )
 
 

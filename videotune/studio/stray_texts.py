@@ -1,14 +1,22 @@
 """Text files beside the clips that no clip uses, which the page Data can remove."""
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
+
+from fastapi import APIRouter, Response
 
 from videotune.data.clip_file import CAPTION_SUFFIXES
 from videotune.data.remarks import code_of
-from videotune.studio import clips, trash
+from videotune.errors import VideotuneError
+from videotune.studio import clips, projects, trash
 from videotune.studio.clip_row import ClipRow
+from videotune.studio.data_notes import DataNotes
 from videotune.studio.projects import CLIPS, HELD_OUT, Project, visible_files
+from videotune.studio.web import CurrentPage, PostedForm, reply
+
+routes = APIRouter()
 
 NOTE = "captions_without_clip"
 """The code of the note that names them."""
@@ -34,29 +42,36 @@ def stray_texts(project: Project, rows: Collection[ClipRow]) -> list[str]:
     return paths
 
 
-def strays_of_notes(
-    project: Project, rows: Collection[ClipRow], notes: Iterable[str]
-) -> list[str]:
-    """Return the files that a check's note names and that are still there."""
-    listings = [
-        _REST.sub("", note.rpartition(": ")[2]).split(", ")
-        for note in notes
-        if code_of(note) == NOTE
+def with_strays(
+    project: Project, rows: Collection[ClipRow], notes: DataNotes
+) -> tuple[DataNotes, list[str]]:
+    """Return the notes of a check, and the text files that they name and that are still
+    there; without such a file the note on them is left out.
+    """
+    stray_notes = [note for note in notes.serious if code_of(note) == NOTE]
+    if not stray_notes:
+        return notes, []
+
+    listing = _REST.sub("", stray_notes[0].rpartition(": ")[2]).split(", ")
+    strays = [
+        path for path in stray_texts(project, rows) if path.partition("/")[2] in listing
     ]
-    if not listings:
-        return []
-    return [
-        path
-        for path in stray_texts(project, rows)
-        if path.partition("/")[2] in listings[0]
-    ]
+    if strays:
+        return notes, strays
+    others = [note for note in notes.serious if code_of(note) != NOTE]
+    return replace(notes, serious=tuple(others)), []
 
 
-def remove_stray_text(project: Project, path: str) -> bool:
-    """Move such a file to the bin; return whether it was one."""
-    rows = clips.table(project).rows.values()
-    if path not in stray_texts(project, rows):
-        return False
-    name = Path(path).name
-    trash.move_to_trash(project.folder, "text", name, [project.folder / path])
-    return True
+@routes.post("/data/remove-text")
+def remove_text(page: CurrentPage, form: PostedForm) -> Response:
+    """Move a text file that no clip uses to the bin."""
+    project = page.current_project
+    path = form["path"]
+    with projects.lock_of(project.folder):
+        if path not in stray_texts(project, clips.table(project).rows.values()):
+            raise VideotuneError(
+                f"{path[:200]} is not a text file without a clip: reload the page"
+            )
+        name = Path(path).name
+        trash.move_to_trash(project.folder, "text", name, [project.folder / path])
+    return reply(f"{name} moved to the bin")
