@@ -15,7 +15,7 @@ from videotune.commands.check import check as run_check
 from videotune.config.schema import leaves
 from videotune.data.remarks import Remark, RemarkCode
 from videotune.files import write_json
-from videotune.studio import clip_row, clip_words, clips, projects
+from videotune.studio import clip_row, clip_words, clips, projects, trash
 from videotune.studio.clip_row import UNKNOWN
 
 DATA = "/p/cats/data"
@@ -232,3 +232,26 @@ def test_a_note_that_a_warning_of_the_clips_says_already_is_left_out() -> None:
     repeated = Remark("repeated_frames", "47% of the frames repeat the one before")
     assert clip_words.without_repeats([slow, mixed], []) == [slow, mixed]
     assert clip_words.without_repeats([slow, mixed], [repeated]) == [mixed]
+
+
+def test_a_text_file_without_a_clip_is_removed_by_a_button(
+    client: Any, cats: projects.Project
+) -> None:
+    (cats.folder / "clips/notes.txt").write_text("to do\n")
+    note = "1 caption file has no clip of the same name: notes.txt"
+    check(cats, {"a": {}}, [note], ["captions_without_clip"])
+    address = f"/p/{cats.name}/data"
+    assert "Remove notes.txt" in client.get(address).text
+
+    for wrong in ("clips/a.txt", "clips/a.mp4", "config.json", "../x.txt", ""):
+        answer = client.post(f"{address}/remove-text", data={"path": wrong})
+        assert answer.status_code == 422, wrong
+    answer = client.post(f"{address}/remove-text", data={"path": "clips/notes.txt"})
+    assert answer.status_code == 204
+    assert not (cats.folder / "clips/notes.txt").exists()
+    assert "captions_without_clip" not in client.get(address).text
+
+    (item,) = trash.list_items(cats.folder)
+    trash.restore(cats.folder, item.id)
+    assert (cats.folder / "clips/notes.txt").read_text() == "to do\n"
+    assert "Remove notes.txt" in client.get(address).text

@@ -21,7 +21,20 @@ OVERLAPS = """() => {
 }"""
 
 
-def add_failed_run(root: Path) -> projects.Project:
+CUT_WITHOUT_MARK = """() => [...document.querySelectorAll('.running, .running > span')]
+  .filter((part) => part.scrollWidth > part.clientWidth + 1
+    && getComputedStyle(part).textOverflow !== 'ellipsis').length"""
+"""Parts of the status whose text is cut without an ellipsis."""
+
+WRAPPED_COUNTS = """() => [...document.querySelectorAll('.path li span')].filter((span) => {
+  if (!/^\\d+ clips?$/.test(span.textContent)) return false;
+  const range = document.createRange();
+  range.selectNodeContents(span);
+  return range.getClientRects().length > 1;
+}).length"""
+
+
+def add_failed_run(root: Path, reason: str = REASON) -> projects.Project:
     project = projects.create(root, "A project of a long name", preset="toy")
     (project.folder / "clips/a.mp4").write_bytes(b"\0\0\0\x20ftypisom" + b"\0" * 64)
     (project.folder / "clips/a.txt").write_text("a cat\n")
@@ -42,7 +55,7 @@ def add_failed_run(root: Path) -> projects.Project:
     }  # fmt: skip
     write_json(folder / "job.json", facts)
     write_json(folder / "rc.json", {"code": 1, "ended": started + 1})
-    (folder / "log").write_text(f"videotune: {REASON}\n")
+    (folder / "log").write_text(f"videotune: {reason}\n")
     return project
 
 
@@ -59,4 +72,6 @@ def test_the_bars_of_a_failed_run_fit_every_width(
         for width in WIDTHS:
             page.set_viewport_size({"width": width, "height": 600})
             assert page.evaluate(OVERLAPS) == 0, f"{width} pixels"
+            assert page.evaluate(CUT_WITHOUT_MARK) == 0, f"{width} pixels"
+            assert page.evaluate(WRAPPED_COUNTS) == 0, f"{width} pixels"
             assert page.evaluate("document.documentElement.scrollWidth") == width

@@ -23,6 +23,7 @@ from videotune.studio import (
     model_choices,
     plan_server,
     projects,
+    queue_page,
     results_page,
     train_page,
 )
@@ -263,6 +264,31 @@ def test_a_result_of_older_settings_says_so_on_its_page_and_in_the_path(
     path = visible_text(text.split('<nav class="path"')[1].split("</nav>")[0])
     assert "of run-1, with older settings" in path
     assert "after the run" not in path
+
+
+def test_a_run_that_trains_with_the_settings_of_now_is_named_beside_older_results(
+    client: Any, cats: projects.Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_page, "ensure_worker", lambda root: None)
+    (cats.folder / "clips/a.mp4").write_bytes(b"\0\0\0\x20ftypisom" + b"\0" * 64)
+    run = cats.folder / "runs" / "run-1"
+    full_run(run)
+    write_file(run, "config.json", {"steps": 120})
+    later = time.time() + 60
+    projects.save_draft(cats, {"steps": 7})
+    os.utime(cats.folder / "config.json", (later, later))
+
+    def place() -> str:
+        text = str(client.get("/p/cats/results?run=run-1").text)
+        return text.split('id="older-settings"')[1].split("</div>")[0]
+
+    queue_page.queue_run(cats.folder.parent, cats, "run-2")
+    assert "run-2" not in place(), "it was queued with the settings before"
+
+    os.utime(cats.folder / "config.json")
+    assert "run-2 trains with those" in place()
+    assert "Train with the settings of now" not in place()
+    assert 'href="/p/cats/train?run=run-2"' in place()
 
 
 def test_publishing_without_a_login_is_off_and_says_the_way(

@@ -202,7 +202,7 @@ def test_the_studio_and_the_terminal_say_the_same_of_a_card(
 
 def test_models_say_their_download_and_sizes_how_they_differ(client: Any) -> None:
     listed = visible_text(client.get("/models", params={"card": "RTX 4090"}).text)
-    assert "1.3B, LoRA download about 28.9 GB" in listed
+    assert "wan 2.1 1.3B LoRA 16GB download about 28.9 GB" in listed
     assert "frames 17 instead of 33. Download about 126 GB" in listed
 
     for family in model_choices.families_for(model_choices.ChosenCard("x", 24.0)):
@@ -263,8 +263,8 @@ def test_a_note_on_clips_kept_aside_has_no_option_of_a_terminal() -> None:
     )
     assert in_studio_terms(note) == (
         "no clip is kept aside for checking, so it cannot be told whether the model "
-        "copies your clips: from 20 videos on, some are kept aside by themselves; you "
-        "have 5. Until then choose “Keep aside” for 2 or more"
+        "copies your clips: from 20 videos on, some are kept aside by themselves; "
+        "your usable clips come from 5 videos. Until then choose “Keep aside” for 2 or more"
     )
     few = "1 clip is kept aside: 2 are needed. Put more clips into the dataset of kind validation (--held-out FOLDER)"
     assert "FOLDER" not in in_studio_terms(few)

@@ -57,6 +57,13 @@ def test_a_folder_is_chosen_by_keyboard(tmp_path: Path) -> None:
         wait_until(lambda: here(page) == str(films))
         wait_until(lambda: focused(page) == "winter")
 
+        # Enter in the search field opens the first hit of what was typed
+        page.keyboard.type("autu")
+        page.keyboard.press("Enter")
+        wait_until(lambda: here(page) == str(films / "autumn"))
+        page.locator("#folder-up").click()
+        wait_until(lambda: here(page) == str(films))
+
         page.keyboard.press("Control+Enter")
         page.locator("#folders").wait_for(state="hidden")
         assert page.locator("#source-path").input_value() == str(films)

@@ -225,3 +225,17 @@ def test_what_is_refused_has_the_name_that_its_field_has(typed: str) -> None:
         form.set_key({}, "lora.rank", typed, "toy")
     assert str(caught.value).startswith("Rank: ")
     assert "low-rank update" not in str(caught.value), "the page explains it beside it"
+
+
+@pytest.mark.parametrize("typed", ["big", "-1", "640x"])
+def test_a_size_that_is_refused_has_the_name_of_its_field(typed: str) -> None:
+    with pytest.raises(VideotuneError) as caught:
+        form.set_key({}, "resolution", typed, "toy")
+    assert str(caught.value).startswith("Resolution: ")
+
+
+def test_each_line_of_what_is_refused_has_the_name_of_its_field() -> None:
+    with pytest.raises(VideotuneError) as caught:
+        form.set_key({}, "video_config.frames", "x", "toy")
+    for line in str(caught.value).split("\n"):
+        assert line.startswith("Frames: ")

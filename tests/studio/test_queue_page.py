@@ -279,3 +279,20 @@ def test_what_runs_in_another_project_is_shown_with_that_projects_title(
         # A job that has just begun may have no process yet that could be asked to end.
         wait_until(lambda: jobs.stop(job))
         wait_until(lambda: not jobs.read_job(job.folder).is_running)
+
+
+def test_a_run_waits_for_what_is_really_ahead(
+    tmp_path: Path, cats: projects.Project, client: Any
+) -> None:
+    """A sample of a run that is done is not that run."""
+    queue_page.submit(tmp_path, cats, "a", ["sample", "x"], kind="sample")
+    queue_page.submit(tmp_path, cats, "a", ["export", "x"], kind="export")
+    queue_page.queue_run(tmp_path, cats, "b")
+    entry = queue_page.training_entry(tmp_path, cats, "b")
+    assert entry is not None
+    ahead = run_states.entries_ahead(tmp_path, entry)
+    assert ahead == ["a sample from a of Cats", "an export of a of Cats"]
+    queue_page.queue_run(tmp_path, cats, "c")
+    after_b = queue_page.training_entry(tmp_path, cats, "c")
+    assert after_b is not None
+    assert run_states.entries_ahead(tmp_path, after_b) == [*ahead, "b of Cats"]

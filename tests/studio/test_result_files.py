@@ -335,3 +335,32 @@ def test_after_a_rename_downloads_copies_and_exports_have_the_new_name(
     (file,) = exported_files(projects.find_project(tmp_path, "cats"), run)
     copied = copy_to_comfyui(file, projects.find_project(tmp_path, "cats"), loras)
     assert copied.name == f"my-dogs-{name}"
+
+
+def test_the_page_names_the_copy_that_is_really_in_comfyuis_folder(
+    client: Any, tmp_path: Path, loras: Path
+) -> None:
+    project = projects.create(tmp_path, "Cats")
+    run = project.folder / "runs" / "run-1"
+    full_run(run)
+    name = "run-1-step-120-comfyui.safetensors"
+    (run / "export" / name).write_bytes(b"weights")
+    row = {"path": f"export/{name}", "format": "comfyui", "step": 120}
+    write_file(run, "exports.json", [row])
+    change_settings(tmp_path, {"comfyui": str(loras)})
+
+    def names() -> str:
+        page = client.get("/p/cats/results?run=run-1").text
+        return str(page.split('id="copy-names"')[1].split("</p>")[0])
+
+    assert "there is" not in names()
+    client.post("/p/cats/run/copy", data={"run": "run-1", "step": "120"})
+    assert f"there is <code>cats-{name}</code>" in names()
+
+    client.post("/p/cats/rename", data={"title": "Dogs"})
+    assert f"<code>dogs-{name}</code>" in names().partition("there is")[0]
+    assert f"there is <code>cats-{name}</code>" in names()
+    assert names().count("<code>") == 2
+
+    (loras / f"cats-{name}").write_bytes(b"other")
+    assert "there is" not in names(), "it holds something else now"

@@ -166,3 +166,36 @@ def test_the_border_of_a_wipe_ends_with_the_previews(
     assert right == left
     assert line[1] <= left[1]
     assert near[0] >= left[1]
+
+
+def test_all_steps_open_in_sight_while_the_wipe_is_on(
+    page: Any, address: str, run: Path
+) -> None:
+    page.set_viewport_size({"width": 1280, "height": 500})
+    page.goto(address)
+    page.locator("#viewer-wipe").click()
+    page.locator("#viewer-all").click()
+    page.locator("#viewer-matrix table").wait_for()
+    box = page.locator("#viewer-matrix").bounding_box()
+    assert box["y"] + min(box["height"], 60) <= 500
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_how_often_a_clip_was_seen_is_read_whole(
+    page: Any, address: str, run: Path, width: int
+) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    page.goto(address)
+    page.evaluate(
+        "document.querySelectorAll('details').forEach((one) => { one.open = true; })"
+    )
+    amounts = page.locator(".bars > span:nth-child(3n)")
+    amounts.first.wait_for()
+    amounts.first.evaluate(
+        "one => { one.textContent = '1,039 of 1,134 times, in 15 parts'; }"
+    )
+    is_whole = amounts.first.evaluate(
+        "one => one.scrollWidth <= one.clientWidth && "
+        "one.getBoundingClientRect().right <= one.closest('.bars').getBoundingClientRect().right + 1"
+    )
+    assert is_whole

@@ -139,7 +139,7 @@ def test_samples_without_a_fault_are_counted_beside_the_others() -> None:
     ]
     assert remark_at(lines, 120) == (
         "of 1 preview, none has a fault; "
-        "of 3 samples of the sample metrics, 1 is of one flat colour"
+        "of 3 samples of the sample metrics, 1 is nearly all of one flat colour"
     )
     assert faulty_kinds(lines, 120) == ["sample_metrics"]
 

@@ -14,7 +14,7 @@ from videotune.text import counted, some
 
 FAULTS = {
     "black": "black",
-    "flat": "of one flat colour",
+    "flat": "nearly all of one flat colour",
     "noise": "noise",
     "frozen": "without motion",
     "silent": "silent",

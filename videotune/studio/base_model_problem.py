@@ -11,6 +11,7 @@ from videotune.queue.entries import QueueEntry
 from videotune.queue.jobs import QueuedJob, describe_outcome
 from videotune.reporter.read import Run
 from videotune.studio.setting_names import in_page_words
+from videotune.studio.terms import in_studio_terms
 
 PREFIX = "base_model_name: "
 """How every message about a base model begins."""
@@ -76,6 +77,19 @@ def problem_of(message: str, model: str, entry: str = "") -> BaseModelProblem | 
     return BaseModelProblem(in_page_words(message.removeprefix(PREFIX)), entry=entry)
 
 
+def plain_reason(message: str) -> str:
+    """Return a message of a process as all pages say it: one sentence on a base model that
+    cannot be had, and any other message without options of a terminal.
+    """
+    problem = problem_of(message, _model_in(message))
+    return in_studio_terms(message) if problem is None else problem.sentence
+
+
+def _model_in(message: str) -> str:
+    """Return the base model that a message about one names first."""
+    return message.removeprefix(PREFIX).partition(" ")[0].rstrip(":,")
+
+
 def problem_of_run(
     run: Run,
     entry: QueueEntry | None,
@@ -96,8 +110,7 @@ def problem_of_run(
         return None
 
     message = describe_outcome(job)
-    named = message.removeprefix(PREFIX).partition(" ")[0].rstrip(":,")
-    trained = run.setting("base_model_name") or named
+    trained = run.setting("base_model_name") or _model_in(message)
     if model and trained != model and model not in message:
         return None
     return problem_of(message, str(trained), entry.name if entry is not None else "")

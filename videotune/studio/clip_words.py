@@ -268,6 +268,16 @@ REMEDIES = (
         "generate",
     ),
     Remedy(("caption",), "write", "Change these captions."),
+    Remedy(
+        ("captions_elsewhere",),
+        "captions",
+        "Rename or move the files in the project's folder, or write the captions here.",
+    ),
+    Remedy(
+        ("captions_without_clip",),
+        "bin",
+        "It is not trained. Add its clip, or remove it.",
+    ),
 )
 """What to do about each kind of warning."""
 

@@ -30,6 +30,7 @@ from videotune.studio import (
     media,
     model_choices,
     projects,
+    stray_texts,
     trash,
     undo,
     uploads,
@@ -86,6 +87,7 @@ HUB_DATASET = re.compile(r"(hf://datasets/)?[\w.-]+/[\w.-]+(@.+)?")
 
 routes = APIRouter(prefix="/p/{project}")
 routes.include_router(auto_caption.routes)
+routes.include_router(stray_texts.routes)
 
 
 def state(page: PageContext) -> str:
@@ -95,22 +97,21 @@ def state(page: PageContext) -> str:
     is_check_due = clips.start_check(project)
 
     rows = list(clips.table(project).rows.values())
-    check = None
-    account = None
     notes = DataNotes()
     shared = clips.table(project).shared
-    latest_check = clips.latest_check(project)
-    if latest_check:
-        check, account = latest_check
+    check, account = clips.latest_check(project) or (None, None)
+    if account is not None:
         notes = notes_of_check(
             account,
             rows,
             [warning.text for warning in shared],
             has_model=project.has_model,
         )
+    notes, strays = stray_texts.with_strays(project, rows, notes)
 
     return render(
         "data_state",
+        strays=strays,
         context=page,
         waiting=is_check_due,
         check=check,

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from videotune.queue.entries import QueueEntry, entries
 from videotune.queue.jobs import describe_outcome
+from videotune.studio.base_model_problem import plain_reason
 from videotune.studio.projects import Project
 from videotune.studio.settings_version import settings_version
-from videotune.studio.terms import in_studio_terms
 
 MAX_REASON = 200
 """Characters of a reason in a line of a bar."""
@@ -28,8 +28,9 @@ def open_failure(project: Project, entry: QueueEntry | None) -> str:
 
     reason = entry.refused
     if not reason and entry.job is not None:
-        reason = in_studio_terms(describe_outcome(entry.job))
-    return first_sentence(reason.replace(f"{project.folder}/", ""))
+        reason = describe_outcome(entry.job)
+    reason = plain_reason(reason.replace(f"{project.folder}/", ""))
+    return first_sentence(reason).removesuffix(".")
 
 
 def first_sentence(text: str) -> str:

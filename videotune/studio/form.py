@@ -305,10 +305,12 @@ def set_key(
     try:
         checked_keys(nested_keys, "the form")
         config = parse(merge(preset_keys(preset), as_config(nested_keys)))
+        if key == "resolution" and config.resolution is not None:
+            _check_sizes(config.resolution)
     except VideotuneError as error:
-        raise VideotuneError(_with_name(field, str(error))) from error
-    if key == "resolution" and config.resolution is not None:
-        _check_sizes(config.resolution)
+        lines = str(error).split("\n")
+        message = "\n".join(_with_name(field, line) for line in lines)
+        raise VideotuneError(message) from error
     return nested_keys
 
 

@@ -140,7 +140,22 @@ def difference(preset: str, reference: str) -> str:
             parts.append(f"{name} {_shown(value or 'automatic')}")
         else:
             parts.append(f"{name} {_shown(value)} instead of {_shown(reference_value)}")
-    return ", ".join(parts) or "the same settings"
+    return ", ".join(parts) or _difference_of_cards(preset, reference)
+
+
+def _difference_of_cards(preset: str, reference: str) -> str:
+    """Return which cards a preset is for, where it trains the same as another one."""
+    is_equal = flatten(read_preset(preset)) == flatten(read_preset(reference))
+    settings = "all settings are the same" if is_equal else "some finer settings differ"
+    memory = preset_card(preset)
+    reference_memory = preset_card(reference)
+    if memory == reference_memory:
+        return settings
+    return f"for {_cards(memory)} instead of {_cards(reference_memory)}; {settings}"
+
+
+def _cards(gigabytes: int | None) -> str:
+    return "any computer" if gigabytes is None else f"{gigabytes} GB cards"
 
 
 def _shown(value: Any) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from filecmp import cmp
+from functools import lru_cache
+from glob import escape
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -205,11 +207,8 @@ def copy_to_comfyui(file: ExportedFile, project: Project, loras: Path) -> Path:
     if not file.path.is_file():
         raise VideotuneError(f"{file.path.name} is a folder: download it instead")
     loras.mkdir(exist_ok=True)
-    folder = loras
-    other_folder = OTHER_FOLDERS.get(_content_of(file.path))
-    if other_folder is not None and loras.parent.name == LORA_FOLDER.parent.name:
-        folder = loras.parent / other_folder
-        folder.mkdir(exist_ok=True)
+    folder = _comfyui_folder_of(file.path, loras)
+    folder.mkdir(exist_ok=True)
     target = _free_target(
         file.path, folder, Path(download_name(project, file.path)).stem
     )
@@ -224,6 +223,54 @@ def copy_to_comfyui(file: ExportedFile, project: Project, loras: Path) -> Path:
         with suppress(OSError):
             part.unlink()
     return target
+
+
+def copies_in_comfyui(files: Sequence[ExportedFile], loras: Path | None) -> list[str]:
+    """Return the names under which ComfyUI's folders hold exported files, also those of
+    an earlier name of the project.
+
+    Args:
+        files: the exported files; those of other programs are left out.
+        loras: ComfyUI's folder of LoRA files; None if it is not known.
+    """
+    if loras is None:
+        return []
+
+    names = []
+    for file in files:
+        if file.format != "comfyui" or not file.path.is_file():
+            continue
+        folder = _comfyui_folder_of(file.path, loras)
+        pattern = f"*{escape(file.path.stem)}*{file.path.suffix}"
+        for copy in sorted(folder.glob(pattern)):
+            if copy.is_file() and _is_same_file(file.path, copy):
+                names.append(copy.name)
+    return names
+
+
+def _is_same_file(source: Path, copy: Path) -> bool:
+    """Return whether two files have the same bytes; read again only after a change."""
+    try:
+        source_changed = source.stat().st_mtime_ns
+        copy_changed = copy.stat().st_mtime_ns
+        return _has_same_bytes(source, copy, source_changed, copy_changed)
+    except OSError:  # removed meanwhile
+        return False
+
+
+@lru_cache(maxsize=64)
+def _has_same_bytes(
+    source: Path, copy: Path, source_changed: int, copy_changed: int
+) -> bool:
+    return cmp(source, copy, shallow=False)
+
+
+def _comfyui_folder_of(file: Path, loras: Path) -> Path:
+    """Return the folder in which ComfyUI looks for an exported file."""
+    other_folder = OTHER_FOLDERS.get(_content_of(file))
+    if other_folder is not None and loras.parent.name == LORA_FOLDER.parent.name:
+        return loras.parent / other_folder
+    return loras
 
 
 def _content_of(path: Path) -> str:

@@ -37,6 +37,7 @@ from videotune.studio.result_files import (
     chosen_comfyui_loras,
     comfyui_files,
     comfyui_loras,
+    copies_in_comfyui,
     copy_to_comfyui,
     exported_files,
     files_to_take,
@@ -86,6 +87,8 @@ def result(page: PageContext) -> str:
     files = list(exported_files(page.current_project, run.folder))
     step = step_to_take(run_data["best"], run_data["saves"], files)
     comfyui, comfyui_fault = _comfyui_folder(page)
+    state = (run, run_data["entry"], run_data["job"], run_data["code"])
+    is_older = stages.has_changed_since(page.current_project, state)
 
     return render(
         "results_result",
@@ -101,12 +104,10 @@ def result(page: PageContext) -> str:
         use=use(run),
         comfyui=comfyui,
         comfyui_fault=comfyui_fault,
-        copy_name=lambda file: download_name(page.current_project, file.path),
+        copies=copies_in_comfyui(files_to_take(files, step), comfyui),
         download_name=partial(download_name, page.current_project),
-        is_older=stages.has_changed_since(
-            page.current_project,
-            (run, run_data["entry"], run_data["job"], run_data["code"]),
-        ),
+        is_older=is_older,
+        newer_run=is_older and stages.run_with_settings_of_now(page, run_data["name"]),
     )
 
 

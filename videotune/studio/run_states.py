@@ -91,6 +91,13 @@ def _running_status(
     return "running"
 
 
+WORK_ON_RUN = {
+    "sample": "a sample from ",
+    "export": "an export of ",
+}
+"""What an entry of the queue does with its run, by its kind; a training is the run itself."""
+
+
 def entries_ahead(root: Path, entry: QueueEntry) -> list[str]:
     """Describe the running entries, or if none runs, the ones that run before this one."""
     entries = queued.entries(queue_page.queue_folder(root))
@@ -113,9 +120,8 @@ def entries_ahead(root: Path, entry: QueueEntry) -> list[str]:
     descriptions = []
     for queue_entry in blocking:
         project_name = queue_entry.run.parent.parent.name
-        descriptions.append(
-            f"{queue_entry.run.name} of {title_by_name.get(project_name, '')}"
-        )
+        run_name = f"{queue_entry.run.name} of {title_by_name.get(project_name, '')}"
+        descriptions.append(WORK_ON_RUN.get(queue_entry.kind, "") + run_name)
     return descriptions
 
 

@@ -243,6 +243,31 @@ def has_changed_since(project: Project, state: StateOfRun) -> bool:
     return run.config is None or _values_differ(project, run)
 
 
+def run_with_settings_of_now(page: PageContext, name: str) -> str:
+    """Return the newest run that is not ``name`` and that trains or waits with the
+    project's present settings; empty if none does.
+    """
+    project = page.current_project
+    for other in run_states.run_names(project, page.root):
+        if other == name:
+            continue
+        state = run_states.run_state(page, other)
+        if state[3] in BUSY_STATUSES and _has_settings_of_now(project, state):
+            return other
+    return ""
+
+
+def _has_settings_of_now(project: Project, state: StateOfRun) -> bool:
+    """Return whether a run that has not ended was given the project's present settings."""
+    run = state[0]
+    if _is_of_another_model(project, run):
+        return False
+    settings_changed = settings_version(project) / 1e6
+    if settings_changed <= _settings_taken(state) + CHANGE_TOLERANCE:
+        return True
+    return run.config is not None and not _values_differ(project, run)
+
+
 def _settings_taken(state: StateOfRun) -> float:
     """Return when a run took the settings of the project, in seconds since 1970: as it was
     queued first. A resume takes those of the run.

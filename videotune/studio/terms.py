@@ -20,10 +20,10 @@ _RULES = (
         "no model is chosen. Choose one on the page Setup.",
     ),
     (
-        r"(\d+) source videos?, (\d+) are needed( \([^)]*\))?\. Add clips, or put "
+        r"(\d+) source (videos?), (\d+) are needed( \([^)]*\))?\. Add clips, or put "
         r"(\S+ or more) into a folder of their own: --held-out FOLDER",
-        r"from \2 videos on, some are kept aside by themselves; you have \1\3. "
-        r"Until then choose “Keep aside” for \4",
+        r"from \3 videos on, some are kept aside by themselves; your usable clips come "
+        r"from \1 \2\4. Until then choose “Keep aside” for \5",
     ),
     (r" ?\(--held-out FOLDER\)", ""),
     (

@@ -24,6 +24,7 @@ from typing_extensions import TypedDict
 from videotune.errors import VideotuneError, printable
 from videotune.queue.jobs import describe_outcome, log_tail
 from videotune.reporter.build import environment, fill
+from videotune.studio.base_model_problem import plain_reason
 from videotune.studio.field_errors import FieldError
 from videotune.studio.memory_bar import gigabytes
 from videotune.studio.model_choices import FIT_MEANINGS
@@ -165,12 +166,13 @@ TEMPLATES = environment("videotune.studio", "videotune.reporter")
 TEMPLATES.globals |= {
     "fit_meanings": FIT_MEANINGS,
     "log_tail": log_tail,
-    "why": lambda job: in_studio_terms(describe_outcome(job)),
+    "why": lambda job: plain_reason(describe_outcome(job)),
     "texts": texts(),
 }
 TEMPLATES.filters |= {
     "terms": in_studio_terms,
     "capitalized": capitalized,
+    "plain_reason": plain_reason,
     "gigabytes": gigabytes,
     "page_words": in_page_words,
     "value_words": with_value_words,

@@ -41,6 +41,12 @@ document.addEventListener("DOMContentLoaded", () => {
     if (file) choose(file.dataset.file);
     if (event.target.closest("#folders-choose")) choose(here());
   });
+  // The list may be of an earlier text: what is typed is searched first.
+  async function openFirst() {
+    clearTimeout(typing);
+    await show(here(), { isSearch: true });
+    dialog.querySelector(".folder-entry")?.click();
+  }
   $("folders-find").addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(() => show(here(), { isSearch: true }), 150); });
   dialog.addEventListener("keydown", (event) => {
     const entries = [...dialog.querySelectorAll(".folder-entry")], at = entries.indexOf(document.activeElement), isTyping = event.target.matches("input");
@@ -48,6 +54,7 @@ document.addEventListener("DOMContentLoaded", () => {
     if (to !== undefined && to !== null) { event.preventDefault(); (to < 0 ? $("folders-find") : entries[Math.min(to, entries.length - 1)])?.focus(); }
     if (event.key === "Backspace" && !isTyping) { event.preventDefault(); up(); }
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !$("folders-choose").disabled) { event.preventDefault(); choose(here()); }
+    if (event.key === "Enter" && !event.ctrlKey && !event.metaKey && event.target.id === "folders-find" && event.target.value) { event.preventDefault(); openFirst(); }
     if (event.key.length === 1 && !isTyping && event.key !== " " && !event.ctrlKey && !event.metaKey && !event.altKey) $("folders-find").focus();
     event.stopPropagation();  // a letter here is no key of the page
   });

@@ -185,7 +185,7 @@
       const today = then.toDateString() === new Date().toDateString();
       one.title = then.toLocaleString();
       one.textContent = "ago" in one.dataset
-        ? minutes < 1 ? "just now" : minutes < 60 ? `${Math.floor(minutes)} min ago` : minutes < 1440 ? `${Math.floor(minutes / 60)} h ago` : then.toLocaleDateString()
+        ? minutes < 1 / 6 ? "just now" : minutes < 1 ? `${10 * Math.floor(6 * minutes)} s ago` : minutes < 60 ? `${Math.floor(minutes)} min ago` : minutes < 1440 ? `${Math.floor(minutes / 60)} h ago` : then.toLocaleDateString()
         : today ? then.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" }) : then.toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
     }
   }
@@ -272,5 +272,5 @@
   addEventListener("pagehide", () => stream?.close());
   addEventListener("pageshow", (event) => { if (event.persisted) location.reload(); });
   document.addEventListener("DOMContentLoaded", () => { times(document); title(); listen(); });
-  setInterval(() => times(document), 30000);
+  setInterval(() => times(document), 10000);
 })();

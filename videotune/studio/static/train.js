@@ -57,8 +57,13 @@ document.addEventListener("DOMContentLoaded", () => {
   const videos = () => [...$("stage").querySelectorAll("video")].filter((one) => one.getAttribute("src"));
   const shared = () => videos().find((one) => !one.paused)?.currentTime || 0;
 
+  // how loud a preview is and what is wrong with it, as the end of its label
+  function remarkOf([, , fault, sound]) {
+    const remarks = [sound, fault && `fault: ${fault}`].filter(Boolean);
+    return remarks.length ? ` (${remarks.join("; ")})` : "";
+  }
   function show() {
-    const row = current(), steps = row.cells.map(([step]) => step), path = new Map(row.cells.map(([step, where]) => [step, where])), faults = new Map(row.cells.map(([step, , fault, sound]) => [step, [sound, fault].filter(Boolean).join(", ")]));
+    const row = current(), steps = row.cells.map(([step]) => step), path = new Map(row.cells.map(([step, where]) => [step, where])), remarks = new Map(row.cells.map((cell) => [cell[0], remarkOf(cell)]));
     state.row = name(row);
     if (state.newest || !path.has(state.right)) state.right = steps.at(-1);
     const left = state.left !== "" && path.has(+state.left) ? +state.left : steps[0];
@@ -73,10 +78,10 @@ document.addEventListener("DOMContentLoaded", () => {
     const slider = $("viewer-step"); slider.max = steps.length - 1; slider.value = steps.indexOf(state.right); slider.disabled = steps.length < 2;
     slider.setAttribute("aria-valuetext", said(state.right));
     $("viewer-at").textContent = said(state.right);
-    const remark = (step) => faults.get(step) ? `: ${faults.get(step)}` : "", other = besideCell(row, state.right);
-    if (other) put($("shot-left"), url(other[1]), `${beside.run}, ${said(other[0])}${other[3] ? `: ${other[3]}` : ""}`);
-    else put($("shot-left"), url(path.get(left)), (left === 0 ? "before" : `step ${left}`) + remark(left));
-    put($("shot-right"), url(path.get(state.right)), (beside.run ? `${viewer.dataset.run}, ` : "") + said(state.right) + remark(state.right));
+    const other = besideCell(row, state.right);
+    if (other) put($("shot-left"), url(other[1]), `${beside.run}, ${said(other[0])}${remarkOf(other)}`);
+    else put($("shot-left"), url(path.get(left)), (left === 0 ? "before" : `step ${left}`) + remarks.get(left));
+    put($("shot-right"), url(path.get(state.right)), (beside.run ? `${viewer.dataset.run}, ` : "") + said(state.right) + remarks.get(state.right));
     $("shot-left").hidden = !other && left === state.right && steps.length < 2;
     choice.disabled = Boolean(other);
     $("viewer-download").href = url(path.get(state.right));
@@ -171,7 +176,11 @@ document.addEventListener("DOMContentLoaded", () => {
       const heard = ["shot-left", "shot-right"].find((shot) => !$(shot).querySelector("video").muted);
       $("viewer-sound").value = heard ?? "";
     }, true);
-    $("viewer-all").addEventListener("click", (event) => { $("viewer-matrix").hidden = !press(event.currentTarget); $("viewer-prompts").hidden = !$("viewer-matrix").hidden || rows.length < 2; matrix(); });
+    $("viewer-all").addEventListener("click", (event) => {
+      const on = press(event.currentTarget), table = $("viewer-matrix");
+      table.hidden = !on; $("viewer-prompts").hidden = on || rows.length < 2; matrix();
+      if (on) table.scrollIntoView({ block: "nearest" });  // it may open below the fold
+    });
     $("viewer-beside")?.addEventListener("change", (event) => chooseBeside(event.target.value));
     $("viewer-wipe").addEventListener("click", (event) => { const on = press(event.currentTarget); $("stage").classList.toggle("wipe", on); $("wipe-line").hidden = !on; });
     $("wipe-line").addEventListener("input", (event) => $("stage").style.setProperty("--wipe", `${event.target.value}%`));

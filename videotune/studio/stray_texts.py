@@ -1,0 +1,77 @@
+"""Text files beside the clips that no clip uses, which the page Data can remove."""
+
+import re
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+
+from fastapi import APIRouter, Response
+
+from videotune.data.clip_file import CAPTION_SUFFIXES
+from videotune.data.remarks import code_of
+from videotune.errors import VideotuneError
+from videotune.studio import clips, projects, trash
+from videotune.studio.clip_row import ClipRow
+from videotune.studio.data_notes import DataNotes
+from videotune.studio.projects import CLIPS, HELD_OUT, Project, visible_files
+from videotune.studio.web import CurrentPage, PostedForm, reply
+
+routes = APIRouter()
+
+NOTE = "captions_without_clip"
+"""The code of the note that names them."""
+
+_REST = re.compile(r" and \d+ more$")
+
+
+def stray_texts(project: Project, rows: Collection[ClipRow]) -> list[str]:
+    """Return the text files that no clip uses, relative to the project."""
+    used_files: set[Path] = set()
+    for row in rows:
+        clip = row["clip"]
+        used_files.add(clip.expected_caption)
+        if clip.caption_file:
+            used_files.add(clip.caption_file)
+        used_files.update(path for _, path in clip.companions)
+
+    paths = []
+    for part in (CLIPS, HELD_OUT):
+        for path in sorted(visible_files(project.folder / part)):
+            if path.suffix.lower() in CAPTION_SUFFIXES and path not in used_files:
+                paths.append(path.relative_to(project.folder).as_posix())
+    return paths
+
+
+def with_strays(
+    project: Project, rows: Collection[ClipRow], notes: DataNotes
+) -> tuple[DataNotes, list[str]]:
+    """Return the notes of a check, and the text files that they name and that are still
+    there; without such a file the note on them is left out.
+    """
+    stray_notes = [note for note in notes.serious if code_of(note) == NOTE]
+    if not stray_notes:
+        return notes, []
+
+    listing = _REST.sub("", stray_notes[0].rpartition(": ")[2]).split(", ")
+    strays = [
+        path for path in stray_texts(project, rows) if path.partition("/")[2] in listing
+    ]
+    if strays:
+        return notes, strays
+    others = [note for note in notes.serious if code_of(note) != NOTE]
+    return replace(notes, serious=tuple(others)), []
+
+
+@routes.post("/data/remove-text")
+def remove_text(page: CurrentPage, form: PostedForm) -> Response:
+    """Move a text file that no clip uses to the bin."""
+    project = page.current_project
+    path = form["path"]
+    with projects.lock_of(project.folder):
+        if path not in stray_texts(project, clips.table(project).rows.values()):
+            raise VideotuneError(
+                f"{path[:200]} is not a text file without a clip: reload the page"
+            )
+        name = Path(path).name
+        trash.move_to_trash(project.folder, "text", name, [project.folder / path])
+    return reply(f"{name} moved to the bin")
