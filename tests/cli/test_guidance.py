@@ -71,6 +71,9 @@ def test_pages_name_models_for_captions_that_are_offered(page: str) -> None:
             ("check", "--learning-rat", "1e-4"),
             "did you mean the setting learning_rate: --set learning_rate=1e-4",
         ),
+        (("sample", "--steps", "9"), "steps is a setting: --set sample.steps=9"),
+        (("compare", "--steps=9"), "steps is a setting: --set sample.steps=9"),
+        (("sample", "--shift", "3"), "shift is a setting: --set sample.shift=3"),
         (("plan", "--gpu", "4090"), "did you mean --card?"),
         (("train", "--output-dir", "x"), "did you mean --out?"),
     ],
@@ -83,6 +86,16 @@ def test_a_setting_or_another_name_given_as_an_option_is_explained(
     assert code == 1
     assert said in error
     assert "Possible options" not in error
+
+
+@pytest.mark.parametrize("command", ["sample", "compare", "autopsy"])
+def test_a_setting_that_cannot_act_in_a_command_is_not_advised(
+    videotune: Run, command: str
+) -> None:
+    """What is drawn is trained already; autopsy takes the keys of another trainer."""
+    code, _, error = videotune(command, "clips", "--learning-rate", "1e-4")
+    assert code == 1
+    assert "is a setting" not in error
 
 
 def test_a_path_with_a_space_is_to_be_quoted(
