@@ -267,7 +267,7 @@ def _refuse_strength(net: nn.Module) -> None:
     kind = adapter_types.kind_of(lora.lora_parameters(net))
     if kind in adapter_types.NOT_BY_DEGREES:
         raise VideotuneError(
-            f"--strength: {kind} cannot be scaled. Leave it out, or use only --base"
+            f"sample.strength: {kind} cannot be scaled. Leave it and --strength out, or use only --base"
         )
 
 

@@ -12,6 +12,7 @@ from math import ceil, sqrt
 from typing import Any
 
 from videotune.runs.journal import readings_of, sound_of, with_mean_of_modalities
+from videotune.text import counted
 
 LEARNING = "LEARNING"
 PLATEAU = "PLATEAU"
@@ -459,16 +460,22 @@ def _recent_trend(readings: Sequence[Reading]) -> tuple[str, str]:
     if held_out > 0:
         return PLATEAU, f"{since} {changes}"
     if train < 0 and _has_fallen(first, last):
-        count = len(clips_of(last, "held_out"))
-        cause = (
-            f"too few clips are kept aside ({count}) to tell whether the model still "
-            "improves on clips that it is not shown"
-        )
-        return PLATEAU, f"{since} {changes}: {cause}"
+        return PLATEAU, f"{since} {changes}: {too_few_to_tell(last)}"
     if train < 0:
         cause = "the model now improves only on the training clips"
         return PLATEAU, f"{since} {changes}: {cause}"
+    if _has_fallen(first, last):
+        return PLATEAU, f"{since} {changes}: {too_few_to_tell(last)}"
     return PLATEAU, f"{since} neither has fallen: {changes}"
+
+
+def too_few_to_tell(reading: Reading) -> str:
+    """Return that a fall of the mean may be chance, and what would tell."""
+    clips = counted(len(clips_of(reading, "held_out")), "clip")
+    return (
+        "the error on clips that it is not shown may have fallen, but no more than chance "
+        f"explains with {clips} kept aside"
+    )
 
 
 def _has_fallen(first: Reading, last: Reading) -> bool:
