@@ -109,9 +109,7 @@ def test_a_run_on_a_full_disk_waits_and_ends_as_if_it_had_never_been_full(
         "the older one is whole"
     )
     assert (life(disk.run) or {})["alive"], "a process that waits is no dead one"
-    assert (
-        "only complete checkpoint is of step 2" in disk.running.stderr
-    )
+    assert "only complete checkpoint is of step 2" in disk.running.stderr
     assert not list(disk.run.glob("export/*")), "nothing half written stays"
     disk.room()
     assert disk.running.ended() == DONE

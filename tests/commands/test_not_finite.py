@@ -338,8 +338,7 @@ def test_a_step_that_does_not_fit_is_reported_its_state_kept_and_the_first_remed
     samples = f"4 samples of {bucket['shape']} pixels, {bucket['tokens']} tokens each."
     assert text.startswith(f"out of memory in step 4: {samples}")
     assert (
-        "only complete checkpoint is of step 3; resume with: videotune resume"
-        in text
+        "only complete checkpoint is of step 3; resume with: videotune resume" in text
     )
     first = next(line.strip() for line in text.splitlines() if line.startswith("  "))
     assert first.startswith("--resume --set micro_batch_size=1:")

@@ -28,7 +28,7 @@ from tests.support.run_processes import Finished, Make, Work, resume
 from tests.support.run_results import of_kind
 from videotune.commands.compare import is_drawn
 from videotune.commands.sample import named_by
-from videotune.commands.sample_options import SampleOptions
+from videotune.commands.sample_options import SampleOptions, refuse_compare
 from videotune.data.decode import decode
 from videotune.data.probe import probe
 from videotune.data.video_writer import read_video
@@ -386,7 +386,7 @@ def test_a_video_of_other_settings_does_not_take_the_place_of_the_first(
         (one_step,),
         (one_step,),
         ("sample.steps=2",),
-        (one_step, "sample.negative=blurry"),
+        (one_step, "sample.guidance=2"),
         (one_step, "sample.frames=9"),
         (one_step, "sample.strength=0.5"),
         (one_step, "weight_dtype=FLOAT_8"),
@@ -411,7 +411,7 @@ def test_a_setting_of_the_training_is_refused_where_a_video_is_drawn(
     key = setting.partition("=")[0]
     for write in (
         lambda: sample(SampleOptions(("a",), run=a_run, sets=(setting,)), tmp_path),
-        lambda: compare(a_run, "a", 1, tmp_path, sets=(setting,)),
+        lambda: refuse_compare(a_run, "a", 1, None, (setting,)),
     ):
         with pytest.raises(VideotuneError, match=f"--set {key}:") as refused:
             write()

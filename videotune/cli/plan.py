@@ -211,6 +211,9 @@ def show_summary(result: PlanResult, command: str) -> None:
         tell(conditions_text(result.plan))
     if (encoding_hours(result) or 0.0) > SHORT_HOURS:
         tell(encoding_text(result))
+    total = total_text(result)
+    if total:
+        tell(total)
     notes = shown_first(facts["notes"])
     show_notes(result.job, notes)
 
@@ -374,6 +377,36 @@ def encoding_text(result: PlanResult) -> str:
     is_rough = result.cpu_cache_seconds is None
     time = time_text(encoding_hours(result) or 0.0, 0, is_rough=is_rough)
     return f"encoding {subject} once: {time} (calculated, not measured)"
+
+
+def total_text(result: PlanResult) -> str:
+    """Return how long the whole run takes; empty if that is not known, or if its steps are
+    most of it.
+    """
+    steps = result.plan["hours"]
+    if result.cpu_seconds is not None:
+        steps = result.cpu_seconds / 3600
+    if steps is None:
+        return ""
+
+    shares = [part["share"] for part in result.plan["beside"].values() if part]
+    beside = steps * sum(shares)
+    encoding = encoding_hours(result) or 0.0
+    total = steps + beside + encoding
+    if steps > total / 2 or total < SHORT_HOURS:
+        return ""
+    is_rough = result.cpu_seconds is None and not result.plan["device"]["measured"]
+    times = {
+        "in all": total,
+        "steps": steps,
+        "validation, previews and metrics": beside,
+        "encoding": encoding,
+    }
+    parts = [
+        f"{name} {time_text(hours, 0, is_rough=is_rough)}"
+        for name, hours in times.items()
+    ]
+    return f"time: {', '.join(parts)} (calculated, not measured)"
 
 
 def show_cache(disk: Mapping[str, Any], folder: str) -> None:

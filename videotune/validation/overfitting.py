@@ -466,7 +466,7 @@ def _recent_trend(readings: Sequence[Reading]) -> tuple[str, str]:
         return PLATEAU, f"{since} {changes}: {cause}"
     if _has_fallen(first, last):
         return PLATEAU, f"{since} {changes}: {too_few_to_tell(last)}"
-    return PLATEAU, f"{since} neither has fallen: {changes}"
+    return PLATEAU, f"{since} neither has fallen by more than chance: {changes}"
 
 
 def too_few_to_tell(reading: Reading) -> str:
