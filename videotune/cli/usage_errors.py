@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-SAMPLING_COMMANDS = ("videotune sample", "videotune compare")
+SAMPLING_COMMANDS = ("sample", "compare")
 """Commands that take only the settings that act in drawing a video."""
 
-FOREIGN_SETTINGS = "videotune autopsy"
+FOREIGN_SETTINGS = "autopsy"
 """The command whose --set takes keys of another trainer."""
 
 OTHER_NAMES = {
@@ -63,10 +63,10 @@ def _meant_option(option: str, arguments: Sequence[str], context: Any) -> str:
     other_name = OTHER_NAMES.get(name)
     if other_name in options:
         return f"No such option: {option}; did you mean {other_name}?"
-    if "--set" not in options or context.command_path == FOREIGN_SETTINGS:
+    if "--set" not in options or context.info_name == FOREIGN_SETTINGS:
         return ""
 
-    keys = _settings_of(context.command_path)
+    keys = _settings_of(context.info_name)
     key = name.replace("-", "_")
     # A key of a section may be given without the section, if no other has its name.
     named = [key_path for key_path in keys if key_path == key]
