@@ -459,23 +459,17 @@ def _recent_trend(readings: Sequence[Reading]) -> tuple[str, str]:
         return PLATEAU, f"{since} {changes}: {cause}"
     if held_out > 0:
         return PLATEAU, f"{since} {changes}"
-    if train < 0 and _has_fallen(first, last):
-        return PLATEAU, f"{since} {changes}: {too_few_to_tell(last)}"
+    if _has_fallen(first, last):
+        clips = counted(len(clips_of(last, "held_out")), "clip")
+        cause = (
+            "the error on clips that it is not shown may have fallen, but no more than "
+            f"chance explains with {clips} kept aside"
+        )
+        return PLATEAU, f"{since} {changes}: {cause}"
     if train < 0:
         cause = "the model now improves only on the training clips"
         return PLATEAU, f"{since} {changes}: {cause}"
-    if _has_fallen(first, last):
-        return PLATEAU, f"{since} {changes}: {too_few_to_tell(last)}"
     return PLATEAU, f"{since} neither has fallen by more than chance: {changes}"
-
-
-def too_few_to_tell(reading: Reading) -> str:
-    """Return that a fall of the mean may be chance, and what would tell."""
-    clips = counted(len(clips_of(reading, "held_out")), "clip")
-    return (
-        "the error on clips that it is not shown may have fallen, but no more than chance "
-        f"explains with {clips} kept aside"
-    )
 
 
 def _has_fallen(first: Reading, last: Reading) -> bool:
