@@ -71,6 +71,9 @@ def test_pages_name_models_for_captions_that_are_offered(page: str) -> None:
             ("check", "--learning-rat", "1e-4"),
             "did you mean the setting learning_rate: --set learning_rate=1e-4",
         ),
+        (("sample", "--steps", "9"), "steps is a setting: --set sample.steps=9"),
+        (("compare", "--steps=9"), "steps is a setting: --set sample.steps=9"),
+        (("sample", "--shift", "3"), "shift is a setting: --set sample.shift=3"),
         (("plan", "--gpu", "4090"), "did you mean --card?"),
         (("train", "--output-dir", "x"), "did you mean --out?"),
     ],
@@ -83,6 +86,16 @@ def test_a_setting_or_another_name_given_as_an_option_is_explained(
     assert code == 1
     assert said in error
     assert "Possible options" not in error
+
+
+@pytest.mark.parametrize("command", ["sample", "compare", "autopsy"])
+def test_a_setting_that_cannot_act_in_a_command_is_not_advised(
+    videotune: Run, command: str
+) -> None:
+    """What is drawn is trained already; autopsy takes the keys of another trainer."""
+    code, _, error = videotune(command, "clips", "--learning-rate", "1e-4")
+    assert code == 1
+    assert "is a setting" not in error
 
 
 def test_a_path_with_a_space_is_to_be_quoted(
@@ -248,13 +261,13 @@ def test_presets_are_marked_for_a_card_those_that_fit_first() -> None:
     assert answer.exit_code == 0, answer.output
     result = json.loads(answer.stdout)
     (table,) = result["tables"].values()
-    fits = [row["on RTX 4070"] for row in table]
+    fits = [row["on 12 GB cards"] for row in table]
     assert fits == sorted(
         fits, key=["fits", "is tight", "any machine", "does not fit"].index
     )
     by_preset = {row["preset"]: row for row in table}
-    assert by_preset["ltx 2B LoRA 12GB"]["on RTX 4070"] == "fits"
-    assert by_preset["wan 2.2 Finetune"]["on RTX 4070"] == "does not fit"
+    assert by_preset["ltx 2B LoRA 12GB"]["on 12 GB cards"] == "fits"
+    assert by_preset["wan 2.2 Finetune"]["on 12 GB cards"] == "does not fit"
     assert "hour" in by_preset["ltx 2B LoRA 12GB"]["hours"]
 
     answer = runner.invoke(app, ["presets", "list", "--card", "rtx 5090", "--json"])
@@ -430,3 +443,17 @@ def test_a_movement_wants_text_to_video_at_its_own_speed() -> None:
     assert not suits_best("wan 2.2 LoRA 8GB", "motion"), "it changes the speed"
     assert not suits_best("wan 2.1 I2V 14B LoRA 48GB", "style")
     assert not suits_best("hidream LoRA 16GB", "style")
+
+
+@pytest.mark.parametrize("name", ["rtx 4091", "4060 ti"])
+def test_an_unclear_card_is_answered_with_an_option_of_every_command(
+    videotune: Run, clips: Path, name: str
+) -> None:
+    """One that is unknown, and one that has several memories."""
+    for words in (("presets", "list"), ("plan", clips, "--preset", "toy")):
+        code, _, error = videotune(*words, "--card", name)
+        assert code == 1
+        assert "--vram" not in error
+        memory = re.search(r"--card (\d+)", error)
+        assert memory
+        assert videotune("presets", "list", "--card", memory[1])[0] == 0

@@ -373,7 +373,7 @@ def test_kinds_without_degrees_have_no_strength(
 ) -> None:
     for kind in ("OFT", "DORA"):
         with pytest.raises(
-            VideotuneError, match=f"--strength: {kind} cannot be scaled"
+            VideotuneError, match=f"sample.strength: {kind} cannot be scaled"
         ):
             sample(
                 SampleOptions(("a",), run=of_variant(kind), strength=0.5, sets=SIZE),

@@ -874,3 +874,29 @@ def test_a_resume_turns_streaming_on_and_off(
     assert train(deep(*sets, "steps=2", *first), run) == DONE
     assert resume(run, "steps=4", *then) == DONE
     assert_same_run(run, plain, 4)
+
+
+@pytest.mark.parametrize(("share", "names_total"), [(0.1, False), (3.0, True)])
+def test_the_short_plan_names_the_time_in_all_where_steps_are_not_most_of_it(
+    share: float, names_total: bool
+) -> None:
+    """Of a card and of a CPU, with what is encoded; without hours nothing is known."""
+    from videotune.cli.plan_times import total_text
+    from videotune.commands.plan import PlanResult
+
+    facts: dict[str, Any] = {
+        "hours": 2.0,
+        "hours_encoding": 0.5,
+        "beside": {"previews": {"share": share}, "readings": None},
+        "device": {"measured": "2026-01-01"},
+    }
+    for result in (
+        PlanResult(facts, None),
+        PlanResult(
+            facts | {"hours": None}, None, cpu_seconds=7200, cpu_cache_seconds=1800
+        ),
+    ):
+        text = total_text(result)
+        assert bool(text) == names_total
+        assert ("8 h" in text) == names_total
+    assert total_text(PlanResult(facts | {"hours": None}, None)) == ""

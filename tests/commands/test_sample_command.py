@@ -28,7 +28,7 @@ from tests.support.run_processes import Finished, Make, Work, resume
 from tests.support.run_results import of_kind
 from videotune.commands.compare import is_drawn
 from videotune.commands.sample import named_by
-from videotune.commands.sample_options import SampleOptions
+from videotune.commands.sample_options import SampleOptions, refuse_compare
 from videotune.data.decode import decode
 from videotune.data.probe import probe
 from videotune.data.video_writer import read_video
@@ -375,3 +375,44 @@ def test_of_many_clips_the_first_have_thumbnails(
     assert len(made) == 2
     contact_sheet.cache_pictures(job)
     assert made == {path: path.stat().st_mtime_ns for path in made}
+
+
+def test_a_video_of_other_settings_does_not_take_the_place_of_the_first(
+    a_run: Path, tmp_path: Path
+) -> None:
+    """The same request again does; each setting, dtype and first frame is another."""
+    one_step = "sample.steps=1"
+    for sets in (
+        (one_step,),
+        (one_step,),
+        ("sample.steps=2",),
+        (one_step, "sample.guidance=2"),
+        (one_step, "sample.frames=9"),
+        (one_step, "sample.strength=0.5"),
+        (one_step, "weight_dtype=FLOAT_8"),
+    ):
+        assert sample(SampleOptions(("a",), 3, run=a_run, sets=sets), tmp_path) == DONE
+    assert len(list(tmp_path.glob("*.mp4"))) == 6
+
+
+@pytest.mark.parametrize(
+    ("setting", "remedy"),
+    [
+        ("steps=10", "--set sample.steps=10"),
+        ("seed=7", "--set sample.seed=7"),
+        ("lora.rank=8", "Leave it out"),
+        ("learning_rate=1", "Leave it out"),
+        ("sample_metrics.steps=5", "--set sample.steps=5"),
+    ],
+)
+def test_a_setting_of_the_training_is_refused_where_a_video_is_drawn(
+    a_run: Path, setting: str, remedy: str, tmp_path: Path
+) -> None:
+    key = setting.partition("=")[0]
+    for write in (
+        lambda: sample(SampleOptions(("a",), run=a_run, sets=(setting,)), tmp_path),
+        lambda: refuse_compare(a_run, "a", 1, None, (setting,)),
+    ):
+        with pytest.raises(VideotuneError, match=f"--set {key}:") as refused:
+            write()
+        assert remedy in str(refused.value)

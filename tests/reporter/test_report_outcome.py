@@ -324,10 +324,10 @@ BY_CHANCE = (
 
 def test_what_chance_explains_is_not_called_learnt(tmp_path: Path) -> None:
     said = reports.part(reports.report(ended(tmp_path, BY_CHANCE, 120)), "verdict")
-    assert "PLATEAU It is not shown that it has learnt" in said
+    assert "cannot be told It is not shown that it has learnt" in said
     assert f"{ERROR} 59% of the base model's at step 100" in said
     assert "It has learnt what these clips teach" not in said
-    assert "Hold out more clips" in said
+    assert "Keep more clips aside for checking" in said
     assert "More steps will change little" not in said
 
 
@@ -343,11 +343,12 @@ UNDECIDED = (
 def test_a_fall_that_may_be_chance_is_no_end_of_learning(tmp_path: Path) -> None:
     """The page and the reason, which the terminal prints, say the same."""
     said = reports.part(reports.report(ended(tmp_path, UNDECIDED, 60)), "verdict")
-    assert "PLATEAU It has learnt: the error on clips that it was not shown" in said
+    assert "PLATEAU" not in said, "a badge that contradicts its sentence"
+    assert "cannot be told It has learnt: the error on clips that it was not" in said
     assert "Whether it still falls cannot be told" in said
     assert "falls no further" not in said
     assert "More steps will change little" not in said
-    assert "Hold out more clips" in said
+    assert "Keep more clips aside for checking" in said
 
 
 def test_a_figure_of_the_held_out_clips_is_the_same_on_the_whole_page(
@@ -449,3 +450,48 @@ def test_a_run_that_learns_says_how_to_train_on(
     said = reports.part(reports.report(tmp_path), "verdict")
     assert "LEARNING" in said
     assert wanted in said
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason", "others"),
+    [
+        ({"forgetting": {"budget": 0.01}}, "too short", ("given",)),
+        (
+            {"forgetting": {"budget": 0.01}, "generate": ["video"]},
+            "given the sound",
+            ("too short",),
+        ),
+        (
+            {"forgetting": {"budget": 0.01}, "generate": ["sound"]},
+            "given the video",
+            ("too short",),
+        ),
+        (
+            {"forgetting": {"budget": 0.01}, "generate": ["video", "sound"]},
+            "Set forgetting.budget higher",
+            ("given",),
+        ),
+    ],
+)
+def test_the_one_reason_is_named_for_which_the_base_model_was_not_measured(
+    settings: dict[str, Any], reason: str, others: tuple[str, ...], tmp_path: Path
+) -> None:
+    folder = ended(tmp_path, COURSE, 20)
+    config = reports.config()
+    config["settings"] |= settings
+    reports.write_file(folder, "config.json", config)
+    reports.write_file(folder, "plan.json", {**reports.plan(), "beside": {}})
+    said = reports.part(reports.report(folder), "forgetting")
+    assert reason in said
+    assert not [other for other in others if other in said]
+
+
+def test_a_budget_of_nothing_has_no_chapter_with_another_reason(tmp_path: Path) -> None:
+    folder = ended(tmp_path, COURSE, 20)
+    config = reports.config()
+    config["settings"] |= {"forgetting": {"budget": 0}}
+    reports.write_file(folder, "config.json", config)
+    reports.write_file(folder, "plan.json", {**reports.plan(), "beside": {}})
+    page = reports.report(folder)
+    assert "Not measured" not in page
+    assert "forgetting" not in reports.attributes(page, "id", "section")

@@ -452,3 +452,19 @@ def test_the_direction_of_two_clips_is_beyond_their_scatter() -> None:
     assert _direction(before, {"a": 1.001, "b": 1.001}) == 1
     assert _direction(before, {"a": 0.999, "b": 0.999}) == -1
     assert _direction(before, {"a": 1.5, "b": 0.9}) == 0
+
+
+def test_a_fall_that_may_be_chance_is_not_called_none() -> None:
+    """Two clips that scatter by more than they fall, with training clips that fall or
+    stay: the reason says how few there are, and not that nothing has fallen.
+    """
+    for train in (FLAT, FALLING):
+        lines = []
+        for index, (held, t) in enumerate(zip((0.6, 0.5, 0.45), train, strict=False)):
+            clips = np.array([held + 0.05 * index, held - 0.05 * index])
+            lines.append(reading(10 * index, clips, t))
+        verdict = judge(lines)
+        assert verdict.label == PLATEAU
+        assert "may have fallen" in verdict.reason
+        assert "with 2 clips kept aside" in verdict.reason
+        assert "neither has fallen" not in verdict.reason

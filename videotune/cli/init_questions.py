@@ -63,11 +63,7 @@ def parse_card(text: str | None) -> ChosenCard | None:
         return ChosenCard(0)
     from videotune.planner.gpus import memory_or_card
 
-    try:
-        card = memory_or_card(text)
-    except VideotuneError as error:
-        message = str(error).replace("--vram GB", "--card GB")
-        raise VideotuneError(message) from error
+    card = memory_or_card(text)
     if isinstance(card, float):
         return ChosenCard(int(card))
     return ChosenCard(card.vram >> 30, card.name)

@@ -30,6 +30,12 @@ from videotune.cli.plan_options import (
     WaysOption,
     refuse_without_simulation,
 )
+from videotune.cli.plan_times import (
+    SHORT_HOURS,
+    encoding_hours,
+    encoding_text,
+    total_text,
+)
 from videotune.cli.plan_verdict import (
     free_text,
     host_text,
@@ -53,10 +59,6 @@ if TYPE_CHECKING:
     from videotune.commands.plan import PlanResult
     from videotune.job.job import Job
     from videotune.job.overrides import Overrides
-
-SHORT_HOURS = 1 / 60
-"""Hours of encoding that are printed only with --verbose."""
-
 
 DEFAULT_OUT = Path("run")
 """The run folder whose disk is meant if none is named."""
@@ -211,6 +213,9 @@ def show_summary(result: PlanResult, command: str) -> None:
         tell(conditions_text(result.plan))
     if (encoding_hours(result) or 0.0) > SHORT_HOURS:
         tell(encoding_text(result))
+    total = total_text(result)
+    if total:
+        tell(total)
     notes = shown_first(facts["notes"])
     show_notes(result.job, notes)
 
@@ -354,26 +359,6 @@ def conditions_text(plan: Mapping[str, Any]) -> str:
         f"{subject}: {entries} of the cache, {size(disk['condition_bytes'])}, "
         f"beside those of {windows}"
     )
-
-
-def encoding_hours(result: PlanResult) -> float | None:
-    """Return the hours in which an empty cache is filled; None without a rate."""
-    if result.cpu_cache_seconds is not None:
-        return result.cpu_cache_seconds / 3600
-    hours: float | None = result.plan["hours_encoding"]
-    return hours
-
-
-def encoding_text(result: PlanResult) -> str:
-    """Return how long windows and conditions are encoded."""
-    disk = result.plan["disk"]
-    subject = counted(disk["latent_entries"], "window")
-    if disk["condition_entries"]:
-        conditions = counted(disk["condition_entries"], "condition")
-        subject += f" and {conditions}"
-    is_rough = result.cpu_cache_seconds is None
-    time = time_text(encoding_hours(result) or 0.0, 0, is_rough=is_rough)
-    return f"encoding {subject} once: {time} (calculated, not measured)"
 
 
 def show_cache(disk: Mapping[str, Any], folder: str) -> None:

@@ -84,12 +84,15 @@ def _list_for_card(text: str) -> dict[str, Any]:
         fit = fits[preset]
         time = fit.time if fit else ""
         rows.append([preset, fit_words(fit), time, _download(preset)])
-    columns = ["preset", f"on {name}", "hours", "download"]
+    own_hours = "For your clips"
+    if not isinstance(card, float):
+        own_hours = f"Those of the {name} alone, for your clips"
+    columns = ["preset", f"on {round(gigabytes)} GB cards", "hours", "download"]
     print_table("presets", columns, rows)
     tell(
-        f'"fits" is {FIT_BASIS}; "is tight": {TIGHT_MEANING}. Hours are those of known '
-        "cards of such memory. For your clips: videotune plan CLIPS --preset NAME "
-        f'--card "{name}". {DOWNLOAD_NOTE}'
+        f'"fits" is {FIT_BASIS}; "is tight": {TIGHT_MEANING}. Hours are from the '
+        f"quickest to the slowest known card of {round(gigabytes)} GB. {own_hours}: videotune plan "
+        f'CLIPS --preset NAME --card "{name}". {DOWNLOAD_NOTE}'
     )
     for note in motion_notes(presets):
         tell(note)

@@ -9,6 +9,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+SAMPLING_COMMANDS = ("sample", "compare")
+"""Commands that take only the settings that act in drawing a video."""
+
+FOREIGN_SETTINGS = "autopsy"
+"""The command whose --set takes keys of another trainer."""
+
 OTHER_NAMES = {
     "gpu": "--card",
     "vram-gb": "--vram",
@@ -35,7 +41,7 @@ def usage_error_text(error: Any, arguments: Sequence[str]) -> str:
     text = error.format_message()
     option = getattr(error, "option_name", None)
     if option is not None and context is not None:
-        meant = _meant_option(option, arguments, _options_of(context.command))
+        meant = _meant_option(option, arguments, context)
         if meant:
             return f"{meant}  See `{command} --help`."
     if text.startswith("Got unexpected extra argument"):
@@ -50,18 +56,17 @@ def _options_of(command: Any) -> set[str]:
     return options
 
 
-def _meant_option(option: str, arguments: Sequence[str], options: set[str]) -> str:
+def _meant_option(option: str, arguments: Sequence[str], context: Any) -> str:
     """Return what an unknown option meant; empty if that is not plain."""
+    options = _options_of(context.command)
     name = option.lstrip("-")
     other_name = OTHER_NAMES.get(name)
     if other_name in options:
         return f"No such option: {option}; did you mean {other_name}?"
-    if "--set" not in options:
+    if "--set" not in options or context.info_name == FOREIGN_SETTINGS:
         return ""
 
-    from videotune.config.schema import leaves
-
-    keys = list(leaves())
+    keys = _settings_of(context.info_name)
     key = name.replace("-", "_")
     # A key of a section may be given without the section, if no other has its name.
     named = [key_path for key_path in keys if key_path == key]
@@ -81,6 +86,16 @@ def _meant_option(option: str, arguments: Sequence[str], options: set[str]) -> s
             f"No such option: {option}; did you mean the setting {near[0]}: {setting}?"
         )
     return ""
+
+
+def _settings_of(command: str) -> list[str]:
+    """Return the settings that act in a command."""
+    from videotune.config.applies import acts_in_samples
+    from videotune.config.schema import leaves
+
+    if command in SAMPLING_COMMANDS:
+        return [key for key in leaves() if acts_in_samples(key)]
+    return list(leaves())
 
 
 def _value_of(option: str, arguments: Sequence[str]) -> str:

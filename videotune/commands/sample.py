@@ -20,12 +20,15 @@ from videotune.commands.sample_options import (
     folder_of,
     open_source,
 )
+from videotune.config.load import parse_sets
+from videotune.config.nested_keys import flatten
 from videotune.config.schema import Config
 from videotune.config.sections import BaseLora, LoraFile
 from videotune.console import bar, echo
 from videotune.data.frame_counts import sample_fps, snap_frames
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_export import read_adapter, read_embedding
+from videotune.files import digest
 from videotune.job import experts
 from videotune.latent_cache.sampler import ExpertSchedule
 from videotune.model_spec import ModelSpec
@@ -122,8 +125,10 @@ def write_samples(source: SampleSource, folder: Path) -> list[Path]:
     seeds = [sampler.seed + index for index in range(len(prompts))]
     rendered = render_with_sound(sampler, prompts, seeds, options.given())
     paths = []
-    for prompt, prompt_seed, video in zip(prompts, seeds, rendered, strict=True):
-        name = named_by(file_name(sampler.step, prompt, prompt_seed), prompt)
+    requests = zip(prompts, seeds, rendered, strict=True)
+    for index, (prompt, prompt_seed, video) in enumerate(requests):
+        content = drawn_content(source, sampler.settings, prompt, index)
+        name = named_by(file_name(sampler.step, content, prompt_seed), prompt)
         path = folder / f"{adapter_name(options)}{name}"
         write_sample(path, video, sampler.settings.shape.fps)
         facts: dict[str, Any] = {
@@ -262,7 +267,7 @@ def _refuse_strength(net: nn.Module) -> None:
     kind = adapter_types.kind_of(lora.lora_parameters(net))
     if kind in adapter_types.NOT_BY_DEGREES:
         raise VideotuneError(
-            f"--strength: {kind} cannot be scaled. Leave it out, or use only --base"
+            f"sample.strength: {kind} cannot be scaled. Leave it and --strength out, or use only --base"
         )
 
 
@@ -272,6 +277,46 @@ def named_by(name: str, prompt: str) -> str:
     """
     letters = re.sub(r"[^a-z0-9]+", "-", prompt.lower())[:40].strip("-")
     return f"{name.removesuffix('.mp4')}-{letters}.mp4" if letters else name
+
+
+def drawn_content(
+    source: SampleSource, settings: SampleSettings, prompt: str, index: int
+) -> str:
+    """Return a text that differs where two videos of a step and a seed may differ: in the
+    prompt, the settings, and the files that they are drawn with.
+
+    Args:
+        source: the checked options.
+        settings: how the videos are drawn.
+        prompt: of the video.
+        index: the place of the prompt.
+    """
+    options = source.options
+    given = options.given()
+    files = given[index if len(given) > 1 else 0] if given else GivenFiles()
+    paths = [path for path in vars(files).values() if path is not None]
+    content = {
+        "prompt": prompt,
+        "settings": repr(settings),
+        "others": {
+            key: value
+            for key, value in flatten(parse_sets(options.sets)).items()
+            if not key.startswith("sample.")
+        },
+        "base": options.base,
+        "given": repr(files),
+        "files": [
+            _file_version(path)
+            for path in (*options.loras, *options.embeddings, *paths)
+        ],
+    }
+    return digest(content)
+
+
+def _file_version(path: str | Path) -> tuple[str, int, int]:
+    """Return what changes where a file is another one, or has other content."""
+    status = Path(path).stat()
+    return str(Path(path).absolute()), status.st_size, status.st_mtime_ns
 
 
 def adapter_name(options: SampleOptions) -> str:

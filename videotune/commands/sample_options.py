@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from videotune.config.applies import acts_in_samples, sampling_key_of
 from videotune.config.load import parse_sets
-from videotune.config.nested_keys import merge
+from videotune.config.nested_keys import flatten, merge
 from videotune.config.schema import Config
 from videotune.errors import VideotuneError
 from videotune.exporter.lora_target import changes_connectors
@@ -109,6 +110,7 @@ def open_source(options: SampleOptions) -> SampleSource:
     if options.run:
         settings = run_dir.run_settings(options.run)
     sets = parse_sets(options.sets)
+    refuse_unused_sets(sets)
     if options.strength is not None:
         sets = merge(sets, {"sample": {"strength": options.strength}})
     settings = absolute_paths(merge(settings, sets))
@@ -131,6 +133,20 @@ def open_source(options: SampleOptions) -> SampleSource:
             "--strength: it is for an adapter, and a fine-tuned model has none"
         )
     return SampleSource(options, resolved.config, spec, base, lora_files, checkpoint)
+
+
+def refuse_unused_sets(sets: Mapping[str, Any]) -> None:
+    """Raise VideotuneError for a setting that only a training reads."""
+    for key, value in flatten(sets).items():
+        if acts_in_samples(key):
+            continue
+        sampling_key = sampling_key_of(key)
+        remedy = "Leave it out"
+        if sampling_key is not None:
+            remedy = f"A video has --set {sampling_key}={value}"
+        raise VideotuneError(
+            f"--set {key}: it acts in a training, and here the training is done. {remedy}"
+        )
 
 
 def folder_of(options: SampleOptions, out: Path | None) -> Path:

@@ -403,6 +403,46 @@ def unused(facts: Facts) -> dict[str, Condition]:
     return failed
 
 
+SAMPLING_SECTIONS = ("sample", "base_parts", "base_loras", "vae")
+"""Sections and lists of which every key acts in `videotune sample` and `compare`."""
+
+SAMPLING_KEYS = (
+    "family",
+    "base_model_name",
+    "training_method",
+    "conditions",
+    "generate",
+    "train_dtype",
+    "weight_dtype",
+    "transformer.file",
+    "transformer.matmul_dtype",
+    "transformer.weight_dtype",
+    "text_encoder.convention",
+    "text_encoder.file",
+    "text_encoder.weight_dtype",
+    "video_config.frame_sample_strategy",
+    "video_config.frames",
+    "video_config.stretch",
+    "video_config.target_fps",
+)
+"""Other keys that act there: the model, its dtypes, and the shape of a video."""
+
+
+def acts_in_samples(key: str) -> bool:
+    """Return whether a key acts in ``videotune sample`` and ``videotune compare``, which
+    draw with weights that are trained already.
+    """
+    return key in SAMPLING_KEYS or key.partition(".")[0] in SAMPLING_SECTIONS
+
+
+def sampling_key_of(key: str) -> str | None:
+    """Return the key of ``sample`` that is called like a key of the training, if there is
+    one: ``sample.steps`` for ``steps``.
+    """
+    sampling_key = f"sample.{key.rpartition('.')[2]}"
+    return sampling_key if sampling_key in leaves() else None
+
+
 def applies_when(key: str) -> str:
     """Return when a key has an effect, in words; empty if it always has."""
     texts = [condition.when for condition in conditions() if key in condition.keys]

@@ -23,6 +23,7 @@ RemarkCode = Literal[
     "distorted",
     "far_rate",
     "fast_clip",
+    "few_dependable",
     "few_held_out",
     "few_validations",
     "frame_count",

@@ -27,6 +27,11 @@ from videotune.text import counted, counted_are
 HELD_OUT_NEEDED = 2
 """A verdict needs at least this many held-out clips, to know how they scatter."""
 
+HELD_OUT_DEPENDABLE = 6
+"""From so many held-out clips on a verdict is dependable: with six it was right on 17 of 20
+runs that copy (docs/monitor.md). Two scatter so much that only a large change shows.
+"""
+
 SOURCES_NEEDED = 20
 """With fewer source videos nothing is held out: every clip is worth more in training.
 """
@@ -284,6 +289,13 @@ def _names_of_video(source: str) -> set[str]:
 UNKNOWN_COPYING = "so it cannot be told whether the model copies your clips"
 
 
+LEAST_HELD_OUT = (
+    f"{HELD_OUT_NEEDED} are the least; a verdict on so few shows only large changes, and "
+    f"from {HELD_OUT_DEPENDABLE} on it is dependable"
+)
+"""What a user should know of the number of clips to keep aside."""
+
+
 def _too_few_sources_note(source_count: int, clip_count: int) -> str:
     plural = "" if source_count == 1 else "s"
     note = (
@@ -302,17 +314,23 @@ def _too_few_sources_note(source_count: int, clip_count: int) -> str:
     )
     if source_count < clip_count:
         note += ", all cuts of a video together"
+    note += f" ({LEAST_HELD_OUT})"
     return Remark("none_held_out", note)
 
 
 def _few_held_out_notes(held_out: int) -> list[str]:
-    """Return a note if clips are held out, but too few of them for a verdict."""
-    if held_out >= HELD_OUT_NEEDED:
+    """Return a note if clips are held out, but too few of them for a verdict, or for one
+    that is dependable.
+    """
+    if held_out >= HELD_OUT_DEPENDABLE:
         return []
+    if held_out >= HELD_OUT_NEEDED:
+        clips = counted_are(held_out, "clip")
+        return [Remark("few_dependable", f"{clips} kept aside: {LEAST_HELD_OUT}")]
     note = (
         f"{counted_are(held_out, 'clip')} kept aside, {UNKNOWN_COPYING}: "
         f"{HELD_OUT_NEEDED} are needed. Put more clips into the dataset of kind "
-        "validation (--held-out FOLDER)"
+        f"validation (--held-out FOLDER): {LEAST_HELD_OUT}"
     )
     return [Remark("few_held_out", note)]
 

@@ -214,12 +214,12 @@ def find_card(name: str, memory: float | None = None) -> Card:
         )
         raise VideotuneError(
             f"--card {name!r}: several cards or memories match: {names}. "
-            f"Give one of these names, or the memory with --vram GB."
+            f"Give one of these names, or the memory: --card {same_name[0].vram >> 30}."
         )
 
     hint = did_you_mean(_similar_names(words), ".")
     raise VideotuneError(
-        f"--card {name[:80]!r}: unknown card{hint} You can give its memory instead: --vram GB."
+        f"--card {name[:80]!r}: unknown card{hint} You can give its memory instead: --card 24 for 24 GB."
     )
 
 

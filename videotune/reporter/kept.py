@@ -54,14 +54,8 @@ def forgetting(run: Run) -> dict[str, Any]:
     if not records:
         event = "prompts that have nothing to do with the clips are read at checkpoints"
         absent = run.absent(event, "forgetting.budget")
-        if at(run.plan, "beside") is not None and not not_measured:
-            is_planned = at(run.plan, "beside", "forgetting") is not None
-            if not is_planned:
-                absent = (
-                    "Not measured: the run is too short to read it twice in the share of "
-                    "its time that forgetting.budget allows, or it is given the video or the "
-                    "sound of its clips."
-                )
+        if not not_measured:
+            absent = _reason_for_no_plan(run) or absent
         return {"absent": absent, "not_measured": not_measured}
 
     rows = []
@@ -80,6 +74,31 @@ def forgetting(run: Run) -> dict[str, Any]:
         "prompts": [str(prompt) for prompt in items(latest["prompts"])],
         "charts": _charts(records),
     }
+
+
+def _reason_for_no_plan(run: Run) -> str:
+    """Return why the plan of a run has no reading of the base model's abilities, and what
+    to set; empty if it has some, or if they are switched off.
+    """
+    beside = at(run.plan, "beside")
+    budget = number(run.setting("forgetting", "budget"))
+    if beside is None or at(beside, "forgetting") is not None or budget == 0:
+        return ""
+
+    generates = items(run.setting("generate"))
+    if len(generates) == 1:
+        given = "sound" if generates[0] == "video" else "video"
+        return (
+            f"Not measured: samples of this run are given the {given} of a clip, and prompts "
+            "that have nothing to do with the clips have none (generate is "
+            f"{generates[0]}). A run that generates both measures it."
+        )
+    allowed = "" if budget is None else f" ({budget:g})"
+    return (
+        "Not measured: the run is too short to read it twice in the share of its time that "
+        f"forgetting.budget allows{allowed}. Set forgetting.budget higher for the next run, "
+        "or train for more steps."
+    )
 
 
 def _charts(records: list[Record]) -> list[tuple[str, dict[str, Any]]]:

@@ -337,6 +337,12 @@ def to_frames(pixels: Tensor) -> np.ndarray:
     return scaled.round().byte().permute(1, 2, 3, 0).contiguous().numpy()
 
 
-def file_name(step: int, prompt: str, seed: int) -> str:
-    """Return the file name of a sample, with step, hash of the prompt, and seed."""
-    return f"step-{step:06d}-{digest(prompt)[:8]}-seed{seed}.mp4"
+def file_name(step: int, content: str, seed: int) -> str:
+    """Return the file name of a sample: its step, a hash, and its seed.
+
+    Args:
+        step: of the weights.
+        content: the prompt, or a text that says more of what was drawn.
+        seed: of the noise.
+    """
+    return f"step-{step:06d}-{digest(content)[:8]}-seed{seed}.mp4"

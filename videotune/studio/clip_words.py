@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from videotune.data.remarks import RemarkCode, code_of
-from videotune.data.source_videos import HELD_OUT_NEEDED
+from videotune.data.source_videos import (
+    HELD_OUT_DEPENDABLE,
+    HELD_OUT_NEEDED,
+    LEAST_HELD_OUT,
+)
 from videotune.studio.clip_row import ClipRow, state_of
 
 
@@ -395,8 +399,11 @@ def aside_hint(
     """
     kept_aside = count_states(rows).get("held out", 0)
     if kept_aside >= HELD_OUT_NEEDED:
+        degree = "enough to check the training"
+        if kept_aside < HELD_OUT_DEPENDABLE:
+            degree = f"enough for a first check ({LEAST_HELD_OUT})"
         text = (
-            f"{kept_aside} clips are kept aside: enough to check the training. Keep all "
+            f"{kept_aside} clips are kept aside: {degree}. Keep all "
             "clips aside that are cut out of the same video as one of them."
         )
         return AsideHint(text, is_enough=True)
@@ -409,7 +416,7 @@ def aside_hint(
     else:
         text = (
             "Press “Keep aside” below each clip that checks the training: "
-            f"{HELD_OUT_NEEDED} or more"
+            f"{HELD_OUT_NEEDED} or more ({LEAST_HELD_OUT})"
         )
     text += (
         ", and all clips that are cut out of the same video. They are never trained on."

@@ -53,8 +53,11 @@ _RULES = (
     (r"\bheld-out (clips?|videos?)\b", r"\1 kept aside"),
     (r"(?<![\w/])held out\b", "kept aside"),
     (r"--card ('[^']*'|\"[^\"]*\"): ", r"card \1: "),
-    (r" You can give its memory instead: --vram GB\.", " Or give its memory in GB."),
-    (r", or the memory with --vram GB\.", ", or the memory in GB."),
+    (
+        r" You can give its memory instead: --card 24 for 24 GB\.",
+        " Or give its memory in GB.",
+    ),
+    (r", or the memory: --card \d+\.", ", or the memory in GB."),
     (r"`videotune export [^`]*--merge`", "The merged model"),
     (r"`videotune cache [^`]*` makes one", "A training makes one"),
     (r"`?videotune dataset split [^`\s]+ --out [^`\s]+`?", "“Cut into scenes”"),

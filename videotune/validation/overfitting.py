@@ -12,6 +12,7 @@ from math import ceil, sqrt
 from typing import Any
 
 from videotune.runs.journal import readings_of, sound_of, with_mean_of_modalities
+from videotune.text import counted
 
 LEARNING = "LEARNING"
 PLATEAU = "PLATEAU"
@@ -458,17 +459,14 @@ def _recent_trend(readings: Sequence[Reading]) -> tuple[str, str]:
         return PLATEAU, f"{since} {changes}: {cause}"
     if held_out > 0:
         return PLATEAU, f"{since} {changes}"
-    if train < 0 and _has_fallen(first, last):
-        count = len(clips_of(last, "held_out"))
-        cause = (
-            f"too few clips are kept aside ({count}) to tell whether the model still "
-            "improves on clips that it is not shown"
-        )
+    if _has_fallen(first, last):
+        clips = counted(len(clips_of(last, "held_out")), "clip")
+        cause = f"the error on unseen clips may have fallen, but no more than chance explains with {clips} kept aside"
         return PLATEAU, f"{since} {changes}: {cause}"
     if train < 0:
         cause = "the model now improves only on the training clips"
         return PLATEAU, f"{since} {changes}: {cause}"
-    return PLATEAU, f"{since} neither has fallen: {changes}"
+    return PLATEAU, f"{since} neither has fallen by more than chance: {changes}"
 
 
 def _has_fallen(first: Reading, last: Reading) -> bool:
