@@ -112,12 +112,6 @@ REMEDIES = (
         "Say in each caption what is special about its clip.",
     ),
     Remedy(
-        ("captions_elsewhere", "captions_without_clip"),
-        "captions",
-        "Write the captions here, or put these files beside their clips under the same "
-        "names.",
-    ),
-    Remedy(
         ("caption_lines",),
         "captions",
         "Leave it, if the lines are other words for the same clip. If they are one "
