@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from videotune.data.remarks import SERIOUS, code_of, with_codes
-from videotune.data.source_videos import HELD_OUT_NEEDED
+from videotune.data.source_videos import HELD_OUT_DEPENDABLE, HELD_OUT_NEEDED
 from videotune.studio import clip_row, clip_words
 from videotune.studio.clip_row import ClipRow
 from videotune.studio.records import CheckAccount
@@ -58,4 +58,6 @@ def _answered_by_moves(rows: Collection[ClipRow]) -> set[str]:
         answered.add("none_held_out")
     if kept_aside >= HELD_OUT_NEEDED:
         answered.add("few_held_out")
+    if kept_aside >= HELD_OUT_DEPENDABLE:
+        answered.add("few_dependable")
     return answered
