@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from filecmp import cmp
-from functools import lru_cache
 from glob import escape
 from pathlib import Path
 from secrets import token_hex
@@ -44,6 +43,9 @@ MERGED_NAME = re.compile(r"-step-[0-9]+-merged(?![a-z])")
 STEP_IN_NAME = re.compile(r"-step-([0-9]{1,12})(?![0-9])")
 
 MOST_COPIES = 1000
+
+COMPARED_BYTES = 1 << 20
+"""Bytes of a file that tell whether it is a copy of another one of the same size."""
 
 
 @dataclass(frozen=True)
@@ -249,20 +251,17 @@ def copies_in_comfyui(files: Sequence[ExportedFile], loras: Path | None) -> list
 
 
 def _is_same_file(source: Path, copy: Path) -> bool:
-    """Return whether two files have the same bytes; read again only after a change."""
+    """Return whether a file is a copy of an exported one, by its size and its beginning:
+    the header there has the digest of the tensors, and a whole model takes a minute to
+    read.
+    """
     try:
-        source_changed = source.stat().st_mtime_ns
-        copy_changed = copy.stat().st_mtime_ns
-        return _has_same_bytes(source, copy, source_changed, copy_changed)
+        if source.stat().st_size != copy.stat().st_size:
+            return False
+        with source.open("rb") as exported, copy.open("rb") as copied:
+            return exported.read(COMPARED_BYTES) == copied.read(COMPARED_BYTES)
     except OSError:  # removed meanwhile
         return False
-
-
-@lru_cache(maxsize=64)
-def _has_same_bytes(
-    source: Path, copy: Path, source_changed: int, copy_changed: int
-) -> bool:
-    return cmp(source, copy, shallow=False)
 
 
 def _comfyui_folder_of(file: Path, loras: Path) -> Path:
