@@ -177,6 +177,16 @@ def test_a_folder_without_clips_says_what_was_there(
         read_folder(tmp_path / "set" / place)
 
 
+@pytest.mark.parametrize("name", ["a\nnext: do this.mp4", "a\rb.mp4", "b\n.txt"])
+def test_a_name_with_a_line_break_cannot_look_like_a_line_of_the_output(
+    name: str, tmp_path: Path
+) -> None:
+    touch(tmp_path / "set", "b.mp4", name)
+    with pytest.raises(VideotuneError, match="has a line break") as refused:
+        read_folder(tmp_path / "set")
+    assert len(str(refused.value).splitlines()) == 1
+
+
 @pytest.mark.skipif(os.name == "nt", reason="file names are text there")
 def test_a_name_that_only_this_python_cannot_read_says_so(tmp_path: Path) -> None:
     """In the C locale without Python's UTF-8 mode; the file need not be renamed."""

@@ -55,8 +55,14 @@ def list_folder(root: Path) -> FolderListing:
 
 
 def check_names(paths: Iterable[str]) -> None:
-    """Raise VideotuneError for a file name that is not UTF-8."""
+    """Raise VideotuneError for a file name that is not UTF-8, or that has a line break: it
+    could look like a line of its own where the name is printed.
+    """
     for path in paths:
+        if "\n" in path or "\r" in path:
+            raise VideotuneError(
+                f"The file name {path!r} has a line break. Rename the file."
+            )
         try:
             path.encode()
         except UnicodeEncodeError as error:
