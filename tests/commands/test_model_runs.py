@@ -387,7 +387,8 @@ def test_the_picture_is_cropped_to_the_shape_and_each_prompt_may_have_its_own(
         return [
             film(path)
             for path in sorted(
-                (tmp_path / out).glob("*.mp4"), key=lambda path: path.name[-5]
+                (tmp_path / out).glob("*.mp4"),
+                key=lambda path: path.name.partition("-seed")[2],
             )
         ]
 

@@ -296,7 +296,7 @@ def test_a_plan_is_short_and_as_wide_as_the_terminal(
     settings = overrides("steps=10", "batch_size=2", "learning_rate=1e-4")
     assert plan(settings, card="rtx 3060 12gb") == DONE
     short = capsys.readouterr().out.splitlines()
-    assert len(short) <= 12
+    assert len(short) <= 12, "\n".join(short)
     assert plan(settings, card="rtx 3060 12gb", verbose=True) == DONE
     long = capsys.readouterr().out.splitlines()
     assert len(long) > len(short)

@@ -314,7 +314,7 @@ def _too_few_sources_note(source_count: int, clip_count: int) -> str:
     )
     if source_count < clip_count:
         note += ", all cuts of a video together"
-    note += f" ({LEAST_HELD_OUT})"
+    note += f" ({HELD_OUT_DEPENDABLE} for a dependable verdict)"
     return Remark("none_held_out", note)
 
 
