@@ -93,6 +93,11 @@ REMEDIES = (
         "It trains without a verdict, too.",
     ),
     Remedy(
+        ("few_dependable",),
+        "validation",
+        "It trains and is checked so, too.",
+    ),
+    Remedy(
         ("cuts",),
         "cut",
         "Cut these clips into scenes, so that no trained part jumps.",
