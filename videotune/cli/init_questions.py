@@ -228,16 +228,15 @@ def _suiting_first(gigabytes: int, purpose: str) -> list[str]:
     """Return the models in the order of a list: those that fit the card, of these first
     those that suit a purpose, and the toy last, which learns only moving shapes.
     """
-    ordered = _fitting_first(gigabytes)
-    places = {model: place for place, model in enumerate(ordered)}
 
-    def rank(model: str) -> tuple[bool, int, bool, int]:
+    def rank(model: str) -> tuple[bool, int, bool]:
         is_toy = not any(preset_card(preset) for preset in models()[model])
         verdict = rank_of(_fit(model, gigabytes))[0] if gigabytes else 0
         is_best = suits_best(_preset_for(model, gigabytes), purpose)
-        return is_toy, verdict, not is_best, places[model]
+        return is_toy, verdict, not is_best
 
-    return sorted(ordered, key=rank)
+    # Models of the same rank keep their order.
+    return sorted(_fitting_first(gigabytes), key=rank)
 
 
 def _presets_for(gigabytes: int) -> list[str]:

@@ -292,29 +292,36 @@ def drawn_content(
         index: the place of the prompt.
     """
     options = source.options
-    given = options.given()
-    files = given[index if len(given) > 1 else 0] if given else GivenFiles()
+    given_files = options.given()
+    files = GivenFiles()
+    if given_files:
+        files = given_files[index if len(given_files) > 1 else 0]
+
     paths = [path for path in vars(files).values() if path is not None]
+    versions = [
+        _file_version(path) for path in (*options.loras, *options.embeddings, *paths)
+    ]
+
+    # Those of the section ``sample`` are in the settings.
+    other_sets = {
+        key: value
+        for key, value in flatten(parse_sets(options.sets)).items()
+        if not key.startswith("sample.")
+    }
+
     content = {
         "prompt": prompt,
         "settings": repr(settings),
-        "others": {
-            key: value
-            for key, value in flatten(parse_sets(options.sets)).items()
-            if not key.startswith("sample.")
-        },
+        "others": other_sets,
         "base": options.base,
         "given": repr(files),
-        "files": [
-            _file_version(path)
-            for path in (*options.loras, *options.embeddings, *paths)
-        ],
+        "files": versions,
     }
     return digest(content)
 
 
 def _file_version(path: str | Path) -> tuple[str, int, int]:
-    """Return what changes where a file is another one, or has other content."""
+    """Return a file's path, size and time, one of which changes with its content."""
     status = Path(path).stat()
     return str(Path(path).absolute()), status.st_size, status.st_mtime_ns
 

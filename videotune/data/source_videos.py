@@ -28,8 +28,8 @@ HELD_OUT_NEEDED = 2
 """A verdict needs at least this many held-out clips, to know how they scatter."""
 
 HELD_OUT_DEPENDABLE = 6
-"""From so many held-out clips on a verdict is dependable: with six it was right on 17 of 20
-runs that copy (docs/monitor.md). Two scatter so much that only a large change shows.
+"""A verdict on at least this many clips is dependable: on six it was right for 17 of 20 runs
+that copy (docs/monitor.md). Two clips scatter so much that only a large change shows.
 """
 
 SOURCES_NEEDED = 20

@@ -87,11 +87,13 @@ class UnusedCaptions:
     def _elsewhere_notes(self) -> list[str]:
         if not self._elsewhere:
             return []
+
         path, expected = next(iter(self._elsewhere.items()))
         source = self._relative(self._without_clip[path])
         verb = "move"
         if os.path.dirname(path) == os.path.dirname(expected):
             verb = "rename"
+
         rest = ", and the others alike" if len(self._elsewhere) > 1 else ""
         count = len(self._elsewhere)
         files = "1 caption file is" if count == 1 else f"{count} caption files are"
@@ -113,19 +115,16 @@ class UnusedCaptions:
             if is_caption and is_other:
                 name = os.path.basename(stem)
                 count_by_suffix[suffix] += name in self._expected_by_stem
-        notes: list[str] = []
-        for suffix, count in count_by_suffix.most_common(1):
-            if count == 0:
-                continue
-            files = (
-                "1 caption file ends" if count == 1 else f"{count} caption files end"
-            )
-            text = (
-                f"{files} with {suffix}, and captions are looked for in files that end with "
-                f"{self.caption_suffix}: --set datasets.caption_suffix={suffix} reads them"
-            )
-            notes.append(Remark("captions_elsewhere", text))
-        return notes
+
+        if not count_by_suffix.total():
+            return []
+        suffix, count = count_by_suffix.most_common(1)[0]
+        files = "1 caption file ends" if count == 1 else f"{count} caption files end"
+        text = (
+            f"{files} with {suffix}, and captions are looked for in files that end with "
+            f"{self.caption_suffix}: --set datasets.caption_suffix={suffix} reads them"
+        )
+        return [Remark("captions_elsewhere", text)]
 
     def _nameless_notes(self) -> list[str]:
         """Report what seem to be captions, but have the name of no clip that lacks one."""

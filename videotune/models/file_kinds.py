@@ -36,6 +36,7 @@ def foreign_kind(path: Path) -> str:
         head = file.read(64)
     if not head:
         return "an empty file"
+
     for signature, kind in _SIGNATURES:
         if head.startswith(signature):
             return kind
@@ -43,6 +44,7 @@ def foreign_kind(path: Path) -> str:
         return "a video (MP4 or MOV)"
     if head[:4] == b"RIFF" and head[8:12] in _RIFF_KINDS:
         return _RIFF_KINDS[head[8:12]]
+
     if head.lstrip().lower().startswith((b"<!doctype", b"<html")):
         return "a web page"
     if _TEXT_BYTES.issuperset(head[:_LENGTH_BYTES]):

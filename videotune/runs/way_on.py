@@ -1,4 +1,4 @@
-"""How a run that is in a folder goes on, as a sentence with its command."""
+"""How the user continues the run in a folder: a sentence with the command."""
 
 from pathlib import Path
 from shlex import quote
