@@ -17,7 +17,7 @@ WHOLE_RUN = NEEDED + 5000
 
 @pytest.fixture
 def set_free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Let the disk have so many bytes free."""
+    """Pretend that the disk has this many free bytes."""
 
     def set_bytes(free: int) -> None:
         usage = SimpleNamespace(free=free)

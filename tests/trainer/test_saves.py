@@ -1,4 +1,4 @@
-"""When a checkpoint is due, which one is best, and that a run goes on from one bit for bit."""
+"""When a checkpoint is due, which one is best, and what a resume restores, bit for bit."""
 
 import errno
 import shutil
