@@ -91,3 +91,32 @@ def test_colours_of_bt709_come_back(
     assert np.abs(255 * colours - expected).max() > 20, "as stored they are paler"
     (account,) = scanned(tmp_path / "d", video_config={"min_frames": 1}).accounts
     assert any(gamut in note for note in account["notes"])
+
+
+@pytest.mark.parametrize(
+    ("parameters", "named"),
+    [
+        ("colorprim=bt709:colormatrix=bt709:transfer=linear", "linear light"),
+        ("colorprim=bt709:colormatrix=bt709:transfer=log100", "logarithmic"),
+        ("colorprim=bt709:colormatrix=bt709:transfer=bt470bg", "gamma 2.8"),
+        ("colorprim=smpte431:colormatrix=bt709:transfer=bt709", "DCI-P3"),
+        (
+            "colorprim=smpte428:colormatrix=bt709:transfer=smpte428",
+            "SMPTE ST 428, XYZ",
+        ),
+        ("colorprim=smpte170m:colormatrix=smpte170m:transfer=smpte170m", ""),
+        ("colorprim=bt709:colormatrix=bt709:transfer=iec61966-2-1", ""),
+        ("colorprim=bt2020:colormatrix=bt2020nc:transfer=smpte2084", ""),
+    ],
+)
+def test_colours_that_only_a_player_converts_are_said(
+    tmp_path: Path, parameters: str, named: str
+) -> None:
+    folder = tmp_path / "d"
+    folder.mkdir()
+    path = write_patches(folder / "a.mp4", LINEAR, parameters)
+    assert probe(path).unconverted == named
+
+    (account,) = scanned(folder, video_config={"min_frames": 1}).accounts
+    codes = [getattr(warning, "code", "") for warning in account["warnings"]]
+    assert ("unconverted_colours" in codes) is bool(named)

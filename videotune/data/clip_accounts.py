@@ -351,6 +351,12 @@ def _add_stream_hints(
             "reproject it first"
         )
         serious.append(Remark("spherical", text))
+    if info.unconverted:
+        text = (
+            f"its colours are declared as {info.unconverted}, which players convert and "
+            "videotune does not: convert the clip to BT.709 first"
+        )
+        serious.append(Remark("unconverted_colours", text))
     if info.unread:
         text = (
             f"{info.unread:.0%} of the file follows the end of its video and is not used: "

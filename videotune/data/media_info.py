@@ -102,6 +102,10 @@ class MediaInfo:
     """The primaries of an SDR clip if they exceed BT.709: decoding converts its
     frames."""
 
+    unconverted: str = ""
+    """What the file declares of its colours that a player converts and decoding does not;
+    empty if there is nothing."""
+
     transparent: bool = False
     """Whether an image has a pixel that is not opaque, or a video an alpha channel."""
 

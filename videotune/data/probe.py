@@ -65,6 +65,22 @@ HDR_TRANSFERS: dict[Literal["PQ", "HLG"], int] = {"PQ": 16, "HLG": 18}
 WIDE_PRIMARIES: dict[Literal["BT.2020", "P3"], int] = {"BT.2020": 9, "P3": 12}
 """FFmpeg's numbers of primaries that hold colours beyond those of BT.709."""
 
+UNCONVERTED_TRANSFERS = {
+    5: "gamma 2.8",
+    8: "linear light",
+    9: "logarithmic",
+    10: "logarithmic",
+    17: "SMPTE ST 428",
+}
+"""FFmpeg's numbers of transfers that differ visibly from that of BT.709 and are not
+converted: swscale has no logarithmic ones, and the others are hardly ever filmed.
+"""
+
+UNCONVERTED_PRIMARIES = {4: "NTSC of 1953", 8: "film", 10: "XYZ", 11: "DCI-P3"}
+"""FFmpeg's numbers of primaries that differ visibly from those of BT.709 and are not
+converted.
+"""
+
 SMALLEST_UNREAD_SHARE = 0.1
 SMALLEST_UNREAD_BYTES = 1 << 17
 """Less than this after the last packet of an FLV or WMV is taken for its index or padding
@@ -209,6 +225,7 @@ def _read_media_info(path: str, container: Any) -> MediaInfo:
         interlaced=frame.interlaced_frame or context.field_order in _INTERLACED,
         hdr=hdr,
         gamut=None if hdr else _wide_gamut(frame, context),
+        unconverted="" if hdr else _unconverted_colours(frame, context),
         transparent=has_alpha,
         restarts=demuxed.restarts,
         crop=side_data.crop,
@@ -320,10 +337,22 @@ def _hdr_transfer(
 def _wide_gamut(frame: Any, context: Any) -> Literal["BT.2020", "P3"] | None:
     """Return the primaries of the frame or its stream if they exceed BT.709."""
     gamuts = {number: name for name, number in WIDE_PRIMARIES.items()}
-    declared = int(frame.color_primaries)
+    return gamuts.get(_declared(frame, context, "color_primaries"))
+
+
+def _unconverted_colours(frame: Any, context: Any) -> str:
+    """Return what of the declared colours decoding does not convert; empty if nothing."""
+    transfer = UNCONVERTED_TRANSFERS.get(_declared(frame, context, "color_trc"))
+    primaries = UNCONVERTED_PRIMARIES.get(_declared(frame, context, "color_primaries"))
+    return ", ".join(name for name in (transfer, primaries) if name)
+
+
+def _declared(frame: Any, context: Any, name: str) -> int:
+    """Return FFmpeg's number of a frame's colours, or of its stream's if it has none."""
+    declared = int(getattr(frame, name))
     if declared == _UNSPECIFIED:
-        declared = int(context.color_primaries)
-    return gamuts.get(declared)
+        declared = int(getattr(context, name))
+    return declared
 
 
 JOINT_PACKETS = 2

@@ -47,6 +47,7 @@ RemarkCode = Literal[
     "stereoscopic",
     "transparency",
     "turned",
+    "unconverted_colours",
     "unfilled_count",
     "unread",
     "unused_masks",

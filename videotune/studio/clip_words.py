@@ -127,6 +127,7 @@ REMEDIES = (
             "interlaced",
             "stereoscopic",
             "spherical",
+            "unconverted_colours",
         ),
         "bin",
         "Convert the files in a video editor and add them again, or remove them.",
