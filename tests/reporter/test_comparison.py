@@ -135,6 +135,29 @@ def test_the_better_of_two_runs_of_one_name_comes_first_everywhere(
     assert [source.partition("/")[0] for source in sources[:2]] == [best, other]
 
 
+def test_a_run_whose_clips_kept_aside_changed_is_not_ranked_with_others(
+    tmp_path: Path,
+) -> None:
+    """Its errors are shares of another error than the base model's."""
+    changed, other = (full_run(tmp_path / name) for name in ("changed", "other"))
+    divide_held_out_errors(changed)
+    change_clips_kept_aside(changed)
+    page = write_comparison([changed, other], tmp_path / "comparison.html")
+
+    text = page.read_text(encoding="utf-8")
+    assert re.findall(r'data-label="run">([^<]+)<', text) == ["other", "changed"]
+    assert text.count("since its clips kept aside changed there") == 1
+
+
+def change_clips_kept_aside(folder: Path) -> None:
+    """Give the first validation another set than the later ones."""
+    journal = folder / "journal.jsonl"
+    records = [json.loads(line) for line in journal.read_text().splitlines()]
+    first = next(record for record in records if record["kind"] == "validation")
+    first["validation"] = "another"
+    journal.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
 def divide_held_out_errors(folder: Path) -> None:
     journal = folder / "journal.jsonl"
     records = [json.loads(line) for line in journal.read_text().splitlines()]

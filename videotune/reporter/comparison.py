@@ -15,6 +15,7 @@ from videotune.reporter.privacy import shareable
 from videotune.reporter.progress import progress
 from videotune.reporter.read import Record, Run, number, points, read_run
 from videotune.reporter.setting_cells import folder_names, setting_cells
+from videotune.reporter.verdict_words import changed_at, share_reference, shown_word
 from videotune.sampling.picture_faults import describe_faults, describe_sound
 
 MOST_KEYS_BESIDE = 3
@@ -193,6 +194,10 @@ def _comparison_row(
     if error is not None and not is_recommended:
         lowest_step = min(losses, key=lambda step: (losses[step], step))
         held_out += f" at step {text.plain(lowest_step)}"
+    # Shares of another error than the base model's stand in no order with the others.
+    other_base = changed_at(run)
+    if error is not None and other_base:
+        held_out += f" times {share_reference(other_base)}, since its clips kept aside changed there"
 
     link = None
     report = run.folder / "report.html"
@@ -209,14 +214,14 @@ def _comparison_row(
         "values": cells,
         "state": summary(run)["state"],
         "steps": run.steps.last,
-        "verdict": (verdict["latest"] or {}).get("verdict") or "none",
+        "verdict": shown_word(verdict["latest"]),
         "recommended": verdict["step"],
         "held_out": held_out or None,
         "training": _training_error(run, verdict["step"]),
         "loss": _mean_error(run),
         "held_out_parts": _errors_by_part(run, verdict["step"]),
         "minutes": minutes,
-        "rank": (error is None, error or 0.0),
+        "rank": (error is None or bool(other_base), error or 0.0),
     }
 
 

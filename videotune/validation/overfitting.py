@@ -283,10 +283,11 @@ def rise(before: Mapping[str, float], now: Mapping[str, float]) -> tuple[float, 
     """Return the mean difference of the clips of two readings and its chance level.
 
     The chance level is t·s/√n, with s the standard deviation of the differences over n
-    clips; it is infinite for one clip.
+    clips; it is infinite for one clip. Readings without a common clip, as of training
+    clips that were exchanged on a resume, show no difference that is more than chance.
     """
     differences = [now[name] - before[name] for name in before if name in now]
-    return mean_and_chance(differences)
+    return mean_and_chance(differences) if differences else (0.0, float("inf"))
 
 
 def mean_and_chance(values: Sequence[float]) -> tuple[float, float]:
@@ -345,7 +346,8 @@ def _overfitting_reason(readings: Sequence[Reading], best: int, risen: int) -> s
 def _is_copying(best: Reading, now: Reading) -> bool:
     """Whether held-out clips have risen while training clips have fallen."""
     has_risen = _is_above(clips_of(best, "held_out"), clips_of(now, "held_out"))
-    return has_risen and now["train"]["normalised"] < best["train"]["normalised"]
+    change_in_training, _ = rise(clips_of(best, "train"), clips_of(now, "train"))
+    return has_risen and change_in_training < 0
 
 
 def _is_above(best: Mapping[str, float], now: Mapping[str, float]) -> bool:
@@ -434,12 +436,17 @@ def turned_first(readings: Sequence[Reading]) -> int:
     return 1 + earliest
 
 
+def recent_readings(readings: Sequence[Reading]) -> Sequence[Reading]:
+    """Return the readings whose trend decides between LEARNING and PLATEAU."""
+    return readings[-max(MIN_READINGS, ceil(len(readings) / 3)) :]
+
+
 def _recent_trend(readings: Sequence[Reading]) -> tuple[str, str]:
     """Return LEARNING or PLATEAU, and why.
 
     The trend is measured over the last third of the readings, at least three.
     """
-    recent = readings[-max(MIN_READINGS, ceil(len(readings) / 3)) :]
+    recent = recent_readings(readings)
     first = recent[0]
     last = recent[-1]
     held_out = _direction(clips_of(first, "held_out"), clips_of(last, "held_out"))
@@ -481,7 +488,7 @@ def _describe_change(
     before = first[part]["normalised"]
     now = last[part]["normalised"]
     change = f"{name} went from {before:.3f} to {now:.3f}"
-    return change if direction else f"{change}, no more than by chance"
+    return change if direction else f"{change} (no more than by chance)"
 
 
 def _direction(before: Mapping[str, float], now: Mapping[str, float]) -> int:
