@@ -8,37 +8,16 @@ evidence for the constants.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, sqrt
+from math import ceil
 from typing import Any
 
 from videotune.runs.journal import readings_of, sound_of, with_mean_of_modalities
 from videotune.text import counted
+from videotune.validation.chance import rise
 
 LEARNING = "LEARNING"
 PLATEAU = "PLATEAU"
 OVERFITTING = "OVERFITTING"
-
-STUDENT_T = (
-    6.314,
-    2.920,
-    2.353,
-    2.132,
-    2.015,
-    1.943,
-    1.895,
-    1.860,
-    1.833,
-    1.812,
-    1.796,
-    1.782,
-    1.771,
-    1.761,
-    1.753,
-)
-"""95th percentile of Student's t for 2 … 16 clips, with one degree of freedom fewer.
-
-More clips use the last value, which is slightly too strict.
-"""
 
 LAST_STEP = "nothing speaks against the last step"
 """Why the last step of a run is recommended, if no other had a lower error."""
@@ -277,29 +256,6 @@ def lowest(readings: Sequence[Reading]) -> int:
     """Return the index of the (first) reading with the lowest held-out mean."""
     means = [reading["held_out"]["normalised"] for reading in readings]
     return means.index(min(means))
-
-
-def rise(before: Mapping[str, float], now: Mapping[str, float]) -> tuple[float, float]:
-    """Return the mean difference of the clips of two readings and its chance level.
-
-    The chance level is t·s/√n, with s the standard deviation of the differences over n
-    clips; it is infinite for one clip. Readings without a common clip, as of training
-    clips that were exchanged on a resume, show no difference that is more than chance.
-    """
-    differences = [now[name] - before[name] for name in before if name in now]
-    return mean_and_chance(differences) if differences else (0.0, float("inf"))
-
-
-def mean_and_chance(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean of values and its chance level t·s/√n, see ``rise``."""
-    n = len(values)
-    mean = sum(values) / n
-    if n < 2:
-        return mean, float("inf")
-
-    deviation = sqrt(sum((x - mean) ** 2 for x in values) / (n - 1))
-    t = STUDENT_T[min(n, len(STUDENT_T) + 1) - 2]
-    return mean, t * deviation / sqrt(n)
 
 
 def overfits(readings: Sequence[Reading], best: int) -> int | None:
