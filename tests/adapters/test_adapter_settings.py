@@ -43,6 +43,8 @@ def test_peft_is_told_the_block_size_of_a_rotation() -> None:
     config = peft_config("OFT", 4, 1.0, 0.0, PATHS)
     assert (config.peft_type.value, config.oft_block_size) == ("OFT", 4)
     assert set(config.target_modules) == set(PATHS)
+    with pytest.raises(ValueError, match="oft is not a type of adapter"):
+        peft_config("oft", 4, 1.0, 0.0, PATHS)
 
 
 def test_the_side_of_a_rotation() -> None:

@@ -311,6 +311,21 @@ def test_a_tensor_that_changes_what_others_mean_is_not_left_out(
         read_adapter(family, family.denoiser(), path, ADAPTER)
 
 
+def test_a_setting_for_one_module_counts_also_where_a_converter_reads_the_file(
+    family: Any, tmp_path: Path
+) -> None:
+    """The setting has diffusers' name, and the file the authors'."""
+    pattern = {"blocks.0.attn1.to_q": 8}
+    header = {"lora_config": json.dumps({"lora_alpha": 4, "alpha_pattern": pattern})}
+    path = tmp_path / "x.safetensors"
+    save_file(PAIR | {f"{NATIVE}.diff_b": ones(24)}, path, header)
+    net = family.denoiser()
+    read_adapter(family, net, path, ADAPTER)
+    layer = net.get_submodule("blocks.0.attn1.to_q")
+    change = layer(ones(1, 24)) - layer.base_layer(ones(1, 24))
+    torch.testing.assert_close(change, torch.full((1, 24), 8 / 4 * 4 * 24 + 1.0))
+
+
 def test_a_tensor_is_lost_if_no_converted_one_holds_it() -> None:
     """Joined by rows, by columns, or as it is; scalars and vectors too."""
     state = {name: ones(2, 3) for name in ("rows", "more", "left", "right", "gone")}
