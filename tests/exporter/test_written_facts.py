@@ -23,6 +23,7 @@ from videotune.config.resolve import parse
 from videotune.config.sections import BaseLora, LoraFile
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_export import (
+    _verify_rows,
     export_embedding,
     export_lora,
     read_embedding,
@@ -264,6 +265,21 @@ def test_rows_that_are_not_finite_are_not_exported(family: Any, tmp_path: Path) 
     with pytest.raises(VideotuneError, match="NaN"):
         export_embedding(family, "comfyui", rows, "<x>", tmp_path / "x", {})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_another_token_or_other_rows_is_not_the_written_one(
+    family: Any, tmp_path: Path
+) -> None:
+    ((encoder, skeleton),) = family.text_skeletons().items()
+    rows = {encoder: ones(1, skeleton.get_input_embeddings().embedding_dim)}
+    path = tmp_path / "x"
+    (exported,) = export_embedding(family, "comfyui", rows, "<x>", path, {})
+    _verify_rows(family, "<x>", rows, None, exported.path)
+    with pytest.raises(VideotuneError, match=r"x\.safetensors failed.* token is '<x>'"):
+        _verify_rows(family, "<y>", rows, None, exported.path)
+    others = {encoder: rows[encoder] * 2}
+    with pytest.raises(VideotuneError, match=r"x\.safetensors failed.* not match"):
+        _verify_rows(family, "<x>", others, None, exported.path)
 
 
 def test_rows_belong_to_the_encoder_of_the_header_or_to_the_first(
