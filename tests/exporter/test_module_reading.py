@@ -297,8 +297,8 @@ PAIR = {f"{NATIVE}.lora_down.weight": ones(4, 24), f"{NATIVE}.lora_up.weight": o
     "key",
     [
         "text_encoder.final_layer_norm.diff",
-        f"{NATIVE}.alpha_of_bias",
-        f"{NATIVE}.dora_scale_of_bias",
+        f"{NATIVE}.alpha_of_norm.diff",
+        f"{NATIVE}.dora_scale_of_norm.diff",
     ],
 )
 def test_a_tensor_that_changes_what_others_mean_is_not_left_out(
