@@ -107,9 +107,7 @@ def result(page: PageContext) -> str:
         copies=copies_in_comfyui(files_to_take(files, step), comfyui),
         download_name=partial(download_name, page.current_project),
         is_older=is_older,
-        clip_changes=""
-        if is_older
-        else stages.clip_changes(page.current_project, state),
+        clip_changes=stages.clip_changes(page.current_project, state),
         newer_run=is_older and stages.run_with_settings_of_now(page, run_data["name"]),
     )
 
