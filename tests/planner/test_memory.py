@@ -241,7 +241,7 @@ def test_choices_are_all_that_the_config_leaves_open_the_plainest_first() -> Non
 
 
 def test_attention_is_saved_where_it_was_read_and_no_block_is_streamed() -> None:
-    kept = {mode: (3, 2, 2) for mode in (OFF, ON, ATTENTION_SAVED, IN_PARTS)}
+    kept = dict.fromkeys((OFF, ON, ATTENTION_SAVED, IN_PARTS), (3, 2, 2))
     resident = Constraints(streamed=0, tries_parts=True)
     modes = [mode for _, mode, _, _ in settings(resident, kept=kept)]
     assert modes == [OFF, ON, ATTENTION_SAVED, CPU_OFFLOADED, IN_PARTS]
