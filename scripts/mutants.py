@@ -106,6 +106,7 @@ TESTS = {
     ],
     "planner/memory.py": [
         "tests/planner/test_memory.py",
+        "tests/planner/test_step_moments.py",
         "tests/planner/test_planner.py",
     ],
     "planner/out_of_memory.py": [

@@ -53,73 +53,6 @@ def spec(**changes: Any) -> StepSpec:
     return StepSpec(**{**fields, **changes})
 
 
-@pytest.mark.parametrize(
-    ("choice", "recomputed", "moments"),
-    [
-        # All gradients are 100, the last block's 10: one block more has 45 more.
-        (
-            Choice(1, OFF, 0),
-            [],
-            [
-                ("forward", 500, 0),
-                (FIRST, 480, 100),
-                ("backward", 520 + 30 + 20 - 70, 10 + 45),
-                ("backward", 520, 10),
-            ],
-        ),
-        (
-            Choice(2, ON, 0, accumulates=True),
-            [0, 1, 2],
-            [
-                ("forward", 200, 100),
-                (FIRST, 180, 100),
-                ("backward", 240 + 2 * (3 + 2 - 7), 100),
-                ("backward", 240, 100),
-            ],
-        ),
-        # Of the inputs of blocks before this one the last one's has arrived.
-        (
-            Choice(1, CPU_OFFLOADED, 0),
-            [0, 1, 2],
-            [
-                ("forward", 100 + 2 + 2 - 7, 0),
-                (FIRST, 90, 100),
-                ("backward", 120 + 3 + 2 - 7, 55),
-                ("backward", 120 + 2 + 2 - 7, 10),
-            ],
-        ),
-        # One block is computed again, the others keep all.
-        (
-            Choice(1, OFF, 1),
-            [1],
-            [
-                ("forward", 500 + 30 + 2 + 20 - 70, 0),
-                (FIRST, 480, 100),
-                ("backward", 120 + 30 + 2 - 7, 55),
-                ("backward", 520 + 30 + 2 + 20 - 70, 10),
-            ],
-        ),
-    ],
-)
-def test_moments_of_a_step_have_the_activations_of_blocks_before_and_gradients_behind(
-    choice: Choice, recomputed: list[int], moments: list[tuple[str, int, int]]
-) -> None:
-    *passes, last = memory.step_moments(spec(), choice, recomputed)
-    assert last[0] == "end"
-    counted = [
-        (phase, parts["activations"], parts["gradients"]) for phase, parts in passes
-    ]
-    assert counted == moments
-
-
-def test_a_block_of_another_list_is_like_the_first_block() -> None:
-    unlike = spec(kept={OFF: (30, 25, 20), ON: (3, 2, 2)})
-    moments = list(memory.step_moments(unlike, Choice(1, OFF, 0), []))
-    assert moments[2][0] == FIRST
-    assert moments[2][1]["activations"] == 480 + 30
-    assert moments[2][1]["gradients"] == 100 - 45
-
-
 def test_each_phase_has_its_largest_moment_and_nothing_beside_it() -> None:
     """The optimizer keeps half of what was read, and two experts train."""
     still = {"weights": 300, "trained": 16, "optimizer": 16, "ema": 16}
@@ -183,14 +116,6 @@ def test_pinned_memory_is_whole_pieces_and_a_power_of_two() -> None:
     odd = spec(blocks=(2**29 + 1, 1, 1))
     host = memory.need(odd, Choice(1, ON, 3)).host
     assert host == {"streamed weights": 2**30}
-
-
-def test_streamed_blocks_and_inputs_go_over_the_link_both_ways() -> None:
-    """Two of the ring's blocks stay from the forward to the backward pass."""
-    needed = memory.need(spec(), Choice(2, CPU_OFFLOADED, 3))
-    assert needed.moved == 2 * 200 - 2 * 100 + 2 * 7 * 2
-    assert needed.device["end"]["ring"] == 200
-    assert "weights" in needed.device["end"]
 
 
 def test_room_has_a_margin_for_activations_and_the_context() -> None:
