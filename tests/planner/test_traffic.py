@@ -307,5 +307,6 @@ def test_a_process_by_itself_sends_nothing(words: Overrides) -> None:
     pair = replace(job, processes=2)
     assert rounds_of(pair, spec, training).gradients == 2
     assert traffic.traffic(pair, spec, training, "FLOAT_32").gradients > 0
-    keys = {"card": None, "cluster": None, "host_bytes": 1, "checkpoint_bytes": 1}
+    keys: dict[str, Any] = dict.fromkeys(("card", "cluster"))
+    keys |= {"host_bytes": 1, "checkpoint_bytes": 1}
     assert processes_of(alone, spec, training, "FLOAT_32", **keys) is None
