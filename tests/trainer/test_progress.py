@@ -17,7 +17,13 @@ from videotune.runs.run_dir import versions
 from videotune.trainer import saving
 from videotune.trainer.loop import train_steps
 from videotune.trainer.progress import Resumed, announce, write_step
-from videotune.trainer.step_record import GRAD_NORM, LOSS, LOSS_SCALE, StepRecord
+from videotune.trainer.step_record import (
+    FIRST_MSE,
+    GRAD_NORM,
+    LOSS,
+    LOSS_SCALE,
+    StepRecord,
+)
 from videotune.trainer.trainer import Trainer
 
 STEPS = 4
@@ -232,3 +238,23 @@ def test_the_other_processes_have_no_bar(
     write_step(trainer, records[0], bar)
     assert bar.updates == []
     assert trainer.last_step == 1
+
+
+def test_a_step_that_was_not_applied_names_the_broken_clip_alone(
+    tmp_path: Path, small_clips: Path
+) -> None:
+    lab = Lab(Path("asset:toy"), small_clips, tmp_path / "cache", tmp_path)
+    settings = {"steps": 1, "resolution": "32x32", "batch_size": 2}
+    trainer = trainer_of(lab, settings)
+    (record,) = train_steps(trainer)
+    values = record.values.clone()
+    values[LOSS] = float("nan")
+    values[FIRST_MSE + 1] = float("nan")
+    spoiled = replace(record, values=values)
+
+    write_step(trainer, spoiled, ListeningBar())
+    trainer.journal.close()
+    (warning,) = warnings_of(trainer.run)
+    first, second = record.window_ids
+    assert second in warning
+    assert first not in warning
