@@ -1,6 +1,7 @@
 """The page Data: clips, captions, scenes, and the bin."""
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
@@ -23,6 +24,7 @@ from videotune.studio import (
     captions_edit,
     clip_history,
     clip_row,
+    clip_subjects,
     clip_words,
     clips,
     downloads,
@@ -80,6 +82,9 @@ CLIP_WORDS = {
     "remedy_of": clip_words.remedy_of,
     "no_remedy": clip_words.NO_REMEDY,
     "stills": IMAGE_SUFFIXES,
+    "about": clip_subjects.ABOUT,
+    "subjects": clip_subjects.SUBJECTS,
+    "line_about": clip_subjects.line_about,
 }
 """What the templates of this page say about clips."""
 
@@ -120,6 +125,7 @@ def state(page: PageContext) -> str:
         uncaptioned=[row for row in rows if clip_row.needs_caption(row)],
         shared=shared,
         notes=notes,
+        clips_about=partial(clip_subjects.clips_about, rows),
         counts=clip_words.count_states(rows),
         **CLIP_WORDS,
         **undo.choices(project),
