@@ -10,7 +10,6 @@ from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.responses import FileResponse, JSONResponse
 from starlette.concurrency import run_in_threadpool
 
-from videotune.captioning.offered_models import offered_models
 from videotune.data.clip_file import CLIP_SUFFIXES
 from videotune.data.file_checks import ARCHIVES, type_of_file
 from videotune.data.images import IMAGE_SUFFIXES
@@ -30,12 +29,16 @@ from videotune.studio import (
     downloads,
     header,
     media,
-    model_choices,
     projects,
     stray_texts,
     trash,
     undo,
     uploads,
+)
+from videotune.studio.caption_choices import (
+    SERVER_PACKAGE,
+    caption_choices,
+    missing_package,
 )
 from videotune.studio.data_notes import DataNotes, notes_of_check
 from videotune.studio.field_errors import at_field
@@ -172,8 +175,9 @@ def show(page: CurrentPage) -> Response:
         "data",
         header.REGIONS | REGIONS,
         "Data",
-        caption_models=offered_models(),
-        card=model_choices.chosen_card(page.current_project.facts),
+        caption_choices=caption_choices(),
+        missing_package=missing_package,
+        server_package=SERVER_PACKAGE,
         **_tiles(page),
     )
 
