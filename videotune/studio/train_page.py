@@ -54,6 +54,7 @@ from videotune.studio.run_states import (
     run_state,
     selected_run,
 )
+from videotune.studio.setting_names import in_page_words
 from videotune.studio.start_questions import ask_before_start
 from videotune.studio.status import (
     checkpoints,
@@ -176,7 +177,16 @@ def _current_doctor(project: Project, run: Run, name: str) -> QueuedJob | None:
 
 
 def _validation_grounds(run: Run) -> Any:
-    return grounds(run) if run.validations else None
+    """Return the evidence for the verdict, its reasons by the names of settings."""
+    if not run.validations:
+        return None
+    evidence = grounds(run)
+    changes = []
+    for record in evidence["changes"]:
+        reason = record.get("reason")
+        in_page = {"reason": in_page_words(str(reason))} if reason else {}
+        changes.append(mapping({**record, **in_page}))
+    return {**evidence, "changes": changes}
 
 
 def runs_part(page: PageContext) -> str:
