@@ -84,9 +84,12 @@ def test_each_next_step_leads_to_its_place_on_the_same_page(
         page.goto(f"{studio.address}/p/cats/setup")
         page.evaluate("scrollTo(0, document.body.scrollHeight)")
         page.locator("#next-step", has_text="Choose a model").click()
-        button = page.locator("#model .btn.primary")
-        assert button.evaluate("one => one === document.activeElement")
-        assert button.evaluate("one => one.getBoundingClientRect().top >= 0")
+        page.locator("#presets[open]").wait_for()
+        page.keyboard.press("Escape")
+        page.goto(f"{studio.address}/p/cats/data")
+        page.locator("#next-step", has_text="Choose a model").click()
+        page.locator("#presets[open]").wait_for()
+        page.keyboard.press("Escape")
 
         projects.update(cats, preset="toy")
         page.set_viewport_size({"width": 390, "height": 800})
@@ -95,6 +98,24 @@ def test_each_next_step_leads_to_its_place_on_the_same_page(
         step.click()
         page.locator(".plan-side.open").wait_for()
         assert page.locator("#r-plan").evaluate("one => one.matches('.led-to')")
+
+
+def test_the_next_step_adds_clips_and_starts_nothing(tmp_path: Path) -> None:
+    """What only opens a choice is opened; a training waits for its own button."""
+    cats = projects.create(tmp_path, "Cats", preset="toy")
+    with open_studio(tmp_path) as (studio, page):
+        page.goto(f"{studio.address}/p/cats/data")
+        with page.expect_file_chooser() as choice:
+            page.locator("#next-step", has_text="Add clips").click()
+        assert choice.value.is_multiple()
+        with page.expect_file_chooser():
+            page.keyboard.press("n")
+
+        # A browser lets no page open the choice of files by itself.
+        page.goto(f"{studio.address}/p/cats/setup")
+        page.locator("#next-step", has_text="Add clips").click()
+        page.locator("#add-clips.led-to:focus").wait_for()
+    assert not list((cats.folder / "runs").glob("*"))
 
 
 def test_an_error_of_a_dialog_stands_in_the_dialog(tmp_path: Path) -> None:
