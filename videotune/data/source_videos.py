@@ -12,6 +12,8 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
+from string import ascii_lowercase
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +24,7 @@ from videotune.data.picture_table import PictureTable
 from videotune.data.remarks import Remark
 from videotune.data.source_clips import SourceClip, SourceClipTable
 from videotune.rng import key
-from videotune.text import counted, counted_are
+from videotune.text import counted, counted_are, some
 
 HELD_OUT_NEEDED = 2
 """A verdict needs at least this many held-out clips, to know how they scatter."""
@@ -43,6 +45,7 @@ _CUT_MARK = re.compile(
 )
 # Six digits and more are dates, times or ids.
 _NUMBER = re.compile(rf"^(.+?){_GAP}\d{{1,5}}$")
+_LETTER = re.compile(rf"^(.+?){_GAP}([a-z])$", re.IGNORECASE)
 _DATE = re.compile(r"(19|20)\d\d[-_. ]?\d\d[-_. ]?\d\d|\d\d[-_. ]\d\d[-_. ]\d\d$")
 _CAMERA = re.compile(
     r"(img|image|dsc[fn]?|mvi|mov|movie|vid|video|clip|gopr|g[hpx]|pxl|dji|sam|rec|recording"
@@ -60,6 +63,16 @@ class _Series:
     """The name before the number, in lower case."""
 
     stems: set[str]
+
+
+@dataclass(frozen=True)
+class _LetterSeries:
+    """Clips whose names differ only in the letter at their end: film_a, film_b and so on."""
+
+    source: str
+    """The name of their source video."""
+
+    positions: tuple[int, ...]
 
 
 def group_by_source(
@@ -83,7 +96,7 @@ def group_by_source(
     table = SourceClipTable.of(clips)
     order = table.path_order()
     ordered_clips = table.take(order)
-    names, series_by_folder = _sources_by_name(ordered_clips)
+    names, series_by_folder, letter_series = _sources_by_name(ordered_clips)
     numbers = TextNumbers()
     for name in names:
         numbers.add(name)
@@ -95,6 +108,7 @@ def group_by_source(
     labels = label_of_name[name_numbers]
     joined_series = _joined_series(ordered_clips, labels, series_by_folder)
     notes = _notes_on_series(series_by_folder, joined_series)
+    notes += _notes_on_letters(letter_series)
     clip_count = int(np.isin(labels, list(joined)).sum())
     notes += _notes_on_joined(ordered_clips, joined, first_clips, clip_count)
 
@@ -337,15 +351,20 @@ def _few_held_out_notes(held_out: int) -> list[str]:
 
 def _sources_by_name(
     clips: SourceClipTable,
-) -> tuple[PackedTexts, dict[str, list[_Series]]]:
+) -> tuple[PackedTexts, dict[str, list[_Series]], list[_LetterSeries]]:
     """Name the source of each clip by its file name.
 
     Numbered names are cuts only if their folder has at least two such series: a single
-    series may be a camera's numbering.
+    series may be a camera's numbering. The same holds for names that end in letters.
 
     Returns:
-        The sources, and the series of each folder.
+        The sources, the series of each folder, and the series of letters.
     """
+    letter_series = _find_letter_series(clips)
+    source_of_letter: dict[int, str] = {}
+    for series in letter_series:
+        source_of_letter.update(dict.fromkeys(series.positions, series.source))
+
     series_by_folder = _find_series(clips)
     bases_by_folder: dict[str, set[str]] = {}
     for folder, folder_series in series_by_folder.items():
@@ -361,12 +380,12 @@ def _sources_by_name(
         if base is not None and base.casefold() in bases_by_folder.get(folder, ()):
             name = base
 
-        source = f"{folder}/{name}"
+        source = source_of_letter.get(position) or f"{folder}/{name}"
         names.append(source)
-        is_cut = name != clips.path(position).stem
+        is_cut = not source.endswith(f"/{clips.path(position).stem}")
         if is_cut:
             names_of_cuts.add(_without_case(source))
-    return _spelled_alike(names, names_of_cuts), series_by_folder
+    return _spelled_alike(names, names_of_cuts), series_by_folder, letter_series
 
 
 def _spelled_alike(names: PackedTexts, names_of_cuts: set[str]) -> PackedTexts:
@@ -418,6 +437,51 @@ def _find_series(clips: SourceClipTable) -> dict[str, list[_Series]]:
         if len(series_stems) > 1:
             series_by_folder[folder].append(_Series(base, series_stems))
     return series_by_folder
+
+
+def _find_letter_series(clips: SourceClipTable) -> list[_LetterSeries]:
+    """Return the series of names that end in a, b, c and so on without a gap.
+
+    They are cuts only if their folder has at least two such series: a single one may be
+    two versions of anything. A clip that is kept aside is in a dataset of its own, so a
+    folder has the same place in each dataset.
+    """
+    places: dict[tuple[tuple[str, ...], str], list[tuple[int, str, str]]] = {}
+    for position in range(len(clips)):
+        folder, stem = _folder_and_stem(clips, position)
+        match = _LETTER.match(stem)
+        if match is None or not _can_be_a_source(match[1]):
+            continue
+        relative_folder = PurePosixPath(folder).parts[1:]
+        places.setdefault((relative_folder, match[1].casefold()), []).append(
+            (position, match[2].casefold(), f"{folder}/{match[1]}")
+        )
+
+    series_by_folder: dict[tuple[str, ...], list[_LetterSeries]] = defaultdict(list)
+    for (relative_folder, _), entries in places.items():
+        letters = "".join(sorted(letter for _, letter, _ in entries))
+        if len(letters) > 1 and ascii_lowercase.startswith(letters):
+            source = min(name for _, _, name in entries)
+            positions = tuple(position for position, _, _ in entries)
+            series_by_folder[relative_folder].append(_LetterSeries(source, positions))
+    return [
+        series
+        for folder_series in series_by_folder.values()
+        for series in folder_series
+        if len(folder_series) > 1
+    ]
+
+
+def _notes_on_letters(letter_series: Sequence[_LetterSeries]) -> list[str]:
+    """Report names that end in letters and were understood as cuts."""
+    if not letter_series:
+        return []
+    clip_count = sum(len(series.positions) for series in letter_series)
+    names = sorted(series.source.rpartition("/")[2] for series in letter_series)
+    return [
+        f"{clip_count} clips whose names end in letters (a, b, …) are treated as cuts of "
+        f"{len(letter_series)} videos ({some(names, 3)})"
+    ]
 
 
 def _notes_on_series(
@@ -477,9 +541,15 @@ def _base_of_number(stem: str) -> str | None:
     if match is None or _DATE.search(stem):
         return None
 
-    parts = [part for part in re.split(_GAP, match[1]) if part]
+    return match[1] if _can_be_a_source(match[1]) else None
+
+
+def _can_be_a_source(base: str) -> bool:
+    """Return whether what is before a number or a letter can be the name of a video.
+
+    The word of a camera, a number and a date cannot.
+    """
+    parts = [part for part in re.split(_GAP, base) if part]
     if not parts or parts[0].isdigit() or re.fullmatch(r"\d{6,}", parts[-1]):
-        return None
-    if _CAMERA.fullmatch(parts[0]) or _CAMERA.fullmatch(parts[-1]):
-        return None
-    return match[1]
+        return False
+    return not (_CAMERA.fullmatch(parts[0]) or _CAMERA.fullmatch(parts[-1]))
