@@ -1,5 +1,6 @@
 """The names of the states of clips, and the remedy of each warning."""
 
+import json
 import re
 import time
 from collections.abc import Sequence
@@ -313,6 +314,8 @@ def test_a_text_file_without_a_clip_is_removed_by_a_button(
     assert "captions_without_clip" not in client.get(address).text
 
     (item,) = trash.list_items(cats.folder)
-    trash.restore(cats.folder, item.id)
+    undo = json.loads(answer.headers["hx-trigger"])["vt:toast"]["action"]
+    assert undo["values"] == {"id": item.id}
+    assert client.post(undo["post"], data=undo["values"]).status_code == 204
     assert (cats.folder / "clips/notes.txt").read_text() == "to do\n"
     assert "Remove notes.txt" in client.get(address).text
