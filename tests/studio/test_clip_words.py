@@ -314,7 +314,7 @@ def test_a_text_file_without_a_clip_is_removed_by_a_button(
     assert "captions_without_clip" not in client.get(address).text
 
     (item,) = trash.list_items(cats.folder)
-    undo = json.loads(answer.headers["hx-trigger"])["vt:toast"]["action"]
+    undo = json.loads(answer.headers["hx-trigger"])["toast"]["action"]
     assert undo["values"] == {"id": item.id}
     assert client.post(undo["post"], data=undo["values"]).status_code == 204
     assert (cats.folder / "clips/notes.txt").read_text() == "to do\n"

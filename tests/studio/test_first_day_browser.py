@@ -6,9 +6,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.support.browser import open_studio, violations
+from tests.support.clips import write_clip
 from tests.support.waiting import wait_until
 from videotune.studio import projects
 
@@ -205,3 +207,28 @@ def test_the_bar_at_the_top_covers_nothing_that_stays(tmp_path: Path) -> None:
         page.set_viewport_size({"width": 390, "height": 800})
         page.evaluate("scrollTo(0, document.body.scrollHeight)")
         assert page.locator(".top").bounding_box()["y"] < 0, "it scrolls away"
+
+
+def test_a_portrait_clip_leaves_each_picture_of_a_cover_its_quarter(
+    tmp_path: Path,
+) -> None:
+    cats = projects.create(tmp_path, "Cats", preset="toy")
+    for name, (height, width) in {
+        "a": (48, 64),
+        "b": (48, 64),
+        "c": (160, 64),
+        "d": (48, 64),
+    }.items():
+        frames = np.full((9, height, width, 3), 128, np.uint8)
+        write_clip(cats.folder / "clips" / f"{name}.mp4", frames, 8)
+    with open_studio(tmp_path) as (studio, page):
+        page.goto(studio.address)
+        page.wait_for_function(
+            "[...document.querySelectorAll('.cover img')].filter(one => one.naturalWidth).length === 4"
+        )
+        heights = page.locator(".cover img").evaluate_all(
+            "images => images.map(one => Math.round(one.getBoundingClientRect().height))"
+        )
+        cover = page.locator(".cover").evaluate("one => one.clientHeight")
+    assert len(set(heights)) == 1
+    assert 2 * heights[0] <= cover
