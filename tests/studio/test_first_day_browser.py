@@ -223,10 +223,16 @@ def test_a_portrait_clip_leaves_each_picture_of_a_cover_its_quarter(
         write_clip(cats.folder / "clips" / f"{name}.mp4", frames, 8)
     with open_studio(tmp_path) as (studio, page):
         page.goto(studio.address)
-        page.wait_for_function(
-            "[...document.querySelectorAll('.cover img')].filter(one => one.naturalWidth).length === 4"
+        images = page.locator(".cover img")
+        wait_until(
+            lambda: (
+                images.evaluate_all(
+                    "images => images.filter(one => one.naturalWidth).length"
+                )
+                == 4
+            )
         )
-        heights = page.locator(".cover img").evaluate_all(
+        heights = images.evaluate_all(
             "images => images.map(one => Math.round(one.getBoundingClientRect().height))"
         )
         cover = page.locator(".cover").evaluate("one => one.clientHeight")

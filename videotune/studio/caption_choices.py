@@ -58,6 +58,15 @@ def caption_choices() -> list[CaptionChoice]:
     return [_on_processor(facts, gigabytes) for facts in offered_models()]
 
 
+def dialog_values() -> dict[str, Any]:
+    """Return what the template of the dialog needs."""
+    return {
+        "caption_choices": caption_choices(),
+        "missing_package": missing_package,
+        "server_package": SERVER_PACKAGE,
+    }
+
+
 def _on_card(facts: Mapping[str, Any], gigabytes: float) -> CaptionChoice:
     needed = facts["memory_gb"]
     memory = f"{needed:g} GB of the card's memory"

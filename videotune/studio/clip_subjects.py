@@ -107,25 +107,33 @@ def _is_video(row: ClipRow) -> bool:
 
 def _sound_of(row: ClipRow) -> Mapping[str, Any]:
     """Return the facts of a clip's sound track; none of a picture or without a track."""
-    return (row["sound"] or {}) if _is_video(row) else {}
+    if not _is_video(row):
+        return {}
+    return row["sound"] or {}
 
 
 def _lacks_sound(row: ClipRow) -> bool:
-    return _is_video(row) and _sound_of(row).get("codec") is None
+    codec = _sound_of(row).get("codec")
+    return _is_video(row) and codec is None
 
 
 def _has_sound(row: ClipRow) -> bool:
     sound = _sound_of(row)
-    return sound.get("codec") is not None and not sound.get("problem")
+    is_read = sound.get("codec") is not None
+    problem = sound.get("problem")
+    return is_read and not problem
 
 
 def _is_silent(row: ClipRow) -> bool:
     sound = _sound_of(row)
-    return sound.get("codec") is not None and bool(sound.get("problem"))
+    is_read = sound.get("codec") is not None
+    problem = sound.get("problem")
+    return is_read and bool(problem)
 
 
 def _is_clipped(row: ClipRow) -> bool:
-    return _has_sound(row) and (_sound_of(row).get("clipped") or 0) > CLIPPED_SHARE
+    clipped_share = _sound_of(row).get("clipped") or 0
+    return _has_sound(row) and clipped_share > CLIPPED_SHARE
 
 
 def _is_short(row: ClipRow) -> bool:
@@ -134,13 +142,16 @@ def _is_short(row: ClipRow) -> bool:
     if not _has_sound(row) or length is None:
         return False
     start = sound.get("start") or 0.0
-    end = min(start + length, row["source_seconds"])
+    seconds = row["source_seconds"]
+    end = min(start + length, seconds)
     covered = max(0.0, end - max(start, 0.0))
-    return bool(row["source_seconds"] - covered > MISSING_SECONDS)
+    return bool(seconds - covered > MISSING_SECONDS)
 
 
 def _drops_sound(row: ClipRow) -> bool:
-    return _has_sound(row) and _sound_of(row).get("windows", 0) < (row["windows"] or 0)
+    windows = row["windows"] or 0
+    windows_with_sound = _sound_of(row).get("windows", 0)
+    return _has_sound(row) and windows_with_sound < windows
 
 
 def _has_several_lines(row: ClipRow) -> bool:
@@ -156,18 +167,64 @@ def _has_reference(row: ClipRow) -> bool:
 
 
 SUBJECTS: Mapping[str, Subject] = {
-    "upscaled": Subject("enlarged", _with_warning("upscaled")),
-    "slow_clips": Subject("repeats frames", _with_warning("repeated_frames")),
-    "caption_lines": Subject("several lines", _where(_has_several_lines)),
-    "captions_alike": Subject("the same caption", _with_commonest_caption),
-    "numbered_stills": Subject("numbered", _numbered_stills),
-    "no_sound": Subject("no sound", _where(_lacks_sound)),
-    "silent_sound": Subject("silent", _where(_is_silent)),
-    "clipped_sound": Subject("overdriven sound", _where(_is_clipped)),
-    "short_sound": Subject("short sound", _where(_is_short)),
-    "sound_dropped": Subject("sound left out", _where(_drops_sound)),
-    "unused_sound": Subject("has sound", _where(_has_sound)),
-    "unused_masks": Subject("has a mask", _where(_has_mask)),
-    "unused_references": Subject("has a reference", _where(_has_reference)),
+    "upscaled": Subject(
+        "enlarged",
+        _with_warning("upscaled"),
+    ),
+    "slow_clips": Subject(
+        "repeats frames",
+        _with_warning("repeated_frames"),
+    ),
+    "caption_lines": Subject(
+        "several lines",
+        _where(_has_several_lines),
+    ),
+    "captions_alike": Subject(
+        "the same caption",
+        _with_commonest_caption,
+    ),
+    "numbered_stills": Subject(
+        "numbered",
+        _numbered_stills,
+    ),
+    "no_sound": Subject(
+        "no sound",
+        _where(_lacks_sound),
+    ),
+    "silent_sound": Subject(
+        "silent",
+        _where(_is_silent),
+    ),
+    "clipped_sound": Subject(
+        "overdriven sound",
+        _where(_is_clipped),
+    ),
+    "short_sound": Subject(
+        "short sound",
+        _where(_is_short),
+    ),
+    "sound_dropped": Subject(
+        "sound left out",
+        _where(_drops_sound),
+    ),
+    "unused_sound": Subject(
+        "has sound",
+        _where(_has_sound),
+    ),
+    "unused_masks": Subject(
+        "has a mask",
+        _where(_has_mask),
+    ),
+    "unused_references": Subject(
+        "has a reference",
+        _where(_has_reference),
+    ),
 }
 """By the code of a note that counts clips."""
+
+VALUES: Mapping[str, Any] = {
+    "about": ABOUT,
+    "subjects": SUBJECTS,
+    "line_about": line_about,
+}
+"""What the templates need."""

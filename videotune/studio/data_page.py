@@ -1,7 +1,6 @@
 """The page Data: clips, captions, scenes, and the bin."""
 
 import re
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
@@ -20,6 +19,7 @@ from videotune.errors import VideotuneError
 from videotune.queue import jobs
 from videotune.studio import (
     auto_caption,
+    caption_choices,
     captions_edit,
     clip_history,
     clip_row,
@@ -34,11 +34,6 @@ from videotune.studio import (
     trash,
     undo,
     uploads,
-)
-from videotune.studio.caption_choices import (
-    SERVER_PACKAGE,
-    caption_choices,
-    missing_package,
 )
 from videotune.studio.data_notes import DataNotes, notes_of_check
 from videotune.studio.field_errors import at_field
@@ -85,9 +80,7 @@ CLIP_WORDS = {
     "remedy_of": clip_words.remedy_of,
     "no_remedy": clip_words.NO_REMEDY,
     "stills": IMAGE_SUFFIXES,
-    "about": clip_subjects.ABOUT,
-    "subjects": clip_subjects.SUBJECTS,
-    "line_about": clip_subjects.line_about,
+    **clip_subjects.VALUES,
 }
 """What the templates of this page say about clips."""
 
@@ -128,7 +121,7 @@ def state(page: PageContext) -> str:
         uncaptioned=[row for row in rows if clip_row.needs_caption(row)],
         shared=shared,
         notes=notes,
-        clips_about=partial(clip_subjects.clips_about, rows),
+        clips_about=lambda code: clip_subjects.clips_about(rows, code),
         counts=clip_words.count_states(rows),
         **CLIP_WORDS,
         **undo.choices(project),
@@ -175,9 +168,7 @@ def show(page: CurrentPage) -> Response:
         "data",
         header.REGIONS | REGIONS,
         "Data",
-        caption_choices=caption_choices(),
-        missing_package=missing_package,
-        server_package=SERVER_PACKAGE,
+        **caption_choices.dialog_values(),
         **_tiles(page),
     )
 
