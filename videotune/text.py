@@ -48,8 +48,13 @@ def counted_are(value: int, thing: str, *, plural: str | None = None) -> str:
 
 def times_between(least: float, most: float) -> str:
     """Return '1 time', '9 to 10 times'."""
-    times = counted(most, "time")
-    return times if least == most else f"{plain(least)} to {times}"
+    return counted_between(least, most, "time")
+
+
+def counted_between(least: float, most: float, thing: str) -> str:
+    """Return '1 sample', '2 to 4 samples'."""
+    things = counted(most, thing)
+    return things if least == most else f"{plain(least)} to {things}"
 
 
 def memory_size(count: float) -> str:

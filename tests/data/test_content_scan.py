@@ -305,6 +305,45 @@ def test_one_numbered_set_in_a_folder_is_not_one_video() -> None:
     assert "dance-scene-001" in notes[0]
 
 
+@pytest.mark.parametrize(
+    ("files", "sources"),
+    [
+        (
+            ["horse_a", "Horse_B", "ship-a", "ship-b"],
+            ["Horse", "Horse", "ship", "ship"],
+        ),
+        (["sea_a", "sea_b", "sea_c", "b a", "b b"], ["sea"] * 3 + ["b"] * 2),
+        # One series, a gap, a first letter that is missing, a camera's word: no evidence.
+        (["horse_a", "horse_b", "ship"], ["horse_a", "horse_b", "ship"]),
+        (["horse_a", "horse_c", "ship_a", "ship_b"], None),
+        (["horse_b", "horse_c", "ship_a", "ship_b"], None),
+        (["clip_a", "clip_b", "video_a", "video_b"], None),
+        (["x/horse_a", "y/horse_b", "x/ship_a", "y/ship_b"], None),
+        (["horsea", "horseb", "shipa", "shipb"], None),
+    ],
+)
+def test_letters_join_cuts_if_a_folder_has_several_such_names(
+    files: list[str], sources: list[str] | None
+) -> None:
+    assert names(*files) == (sources or files)
+
+
+def test_halves_of_a_film_on_both_sides_are_reported() -> None:
+    """A clip that is kept aside is in another dataset, and its half is not."""
+    halves = ["train/film/horse_a", "aside/film/horse_b"]
+    others = ["train/film/ship_a", "train/film/ship_b", "aside/film/tree"]
+    clips = [SourceClip(PurePosixPath(f"{name}.mp4"), 5.0) for name in halves + others]
+    sources, notes = group_by_source(clips)
+    assert len(set(sources)) == 3
+    assert "4 clips whose names end in letters" in notes[0]
+
+    kinds = []
+    for clip in clips:
+        kinds.append("validation" if clip.path.parts[0] == "aside" else "train")
+    _, notes = hold_out(list(sources), kinds, 0.1, 42)
+    assert "share 1 source video (aside/film/horse)" in notes[0]
+
+
 def test_the_same_shot_exported_again_is_one_source_and_a_near_duplicate(
     tmp_path: Path,
 ) -> None:

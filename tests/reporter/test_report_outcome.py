@@ -306,8 +306,8 @@ def test_the_error_of_each_clip_leaves_the_judgement_to_the_verdict(
 ) -> None:
     said = reports.part(reports.report(ended(tmp_path, COURSE, 20)), "validation")
     order = (
-        r"training \d+ 100% of the first as before training .* "
-        r"training \d+ 30% of the first lower .* kept aside – 54% of the first lower"
+        r"training \d+ 100% as before training .* "
+        r"training \d+ 30% lower .* kept aside – 54% lower"
     )
     assert re.search(order, said), "the highest first, training clips before others"
     assert "below 90% lower" in said, "what the words stand for"

@@ -288,6 +288,20 @@ def test_a_value_of_another_kind_or_size_is_left_out_with_a_note(
     )
 
 
+@pytest.mark.parametrize(
+    ("batches", "words"), [((2, 4), "2 to 4"), ((2, 2), "2"), ((3,), "3"), ((), "2")]
+)
+def test_the_samples_of_a_step_are_those_of_the_buckets(
+    tmp_path: Path, batches: tuple[int, ...], words: str
+) -> None:
+    """Images and videos may differ in theirs; a plan of an earlier version has none."""
+    run = reports.full_run(tmp_path / "run")
+    buckets = [{"shape": "17x64x64", "windows": 4, "batch": batch} for batch in batches]
+    reports.write_file(run, "plan.json", reports.plan() | {"buckets": buckets})
+    page = reports.visible_text(reports.report(run))
+    assert f" {words} samples a step" in page
+
+
 def test_a_journal_of_an_earlier_version_is_read_by_its_old_words(
     tmp_path: Path,
 ) -> None:

@@ -324,6 +324,8 @@ def test_each_sample_has_the_name_of_its_nearest_clip(tmp_path: Path) -> None:
     path.parent.mkdir()
     path.write_bytes(b"video")
     said = measured(tmp_path, probe(0, 0.3), probe(250, 0.85, copies=1))
+    [width] = re.findall(r"td video\{[^}]*width:(\d+)px", reports.report(tmp_path))
+    assert int(width) >= 200, "a smaller picture is covered by its controls"
     assert "1 of 1 sample of step 250 nearer to a training clip than 0.7" in said
     assert "a zorble (seed 42) zorble left.mp4 0.85 likely copy" in said
     assert "heuristic" in said

@@ -3,6 +3,7 @@
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,13 @@ import pytest
 from tests.support.dripping_server import dripping
 from tests.support.http_server import Handler, serving
 from videotune.captioning.offered_models import offered_models
-from videotune.studio import auto_caption, captions_edit, projects
+from videotune.studio import (
+    auto_caption,
+    caption_choices,
+    captions_edit,
+    gpu,
+    projects,
+)
 
 DATA = "/p/cats/data"
 
@@ -27,7 +34,9 @@ def started(
         "start_captioning",
         lambda project, arguments, environment: calls.append((arguments, environment)),
     )
-    monkeypatch.setattr(auto_caption.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(
+        caption_choices.importlib.util, "find_spec", lambda name: object()
+    )
     return calls
 
 
@@ -56,12 +65,50 @@ def test_without_a_network_a_model_that_is_not_here_is_refused_at_once(
 def test_a_missing_package_is_named_before_the_download(
     client: Any, started: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(auto_caption.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(caption_choices.importlib.util, "find_spec", lambda name: None)
     answer = write(client, how="Qwen/Qwen3-VL-4B-Instruct")
     assert (answer.status_code, "torchvision" in answer.text) == (422, True)
     assert "server" in write(client, how="server").text
     assert "choose one" in write(client, how="").text
     assert started == []
+
+    shown = client.get(DATA).text
+    assert shown.count("pip install torchvision") == len(offered_models())
+    assert "package openai" in shown
+    asked = write(client, how="server", endpoint="http://localhost:9/v1", model="m")
+    assert (asked.status_code, "openai" in asked.text) == (422, True)
+
+
+@pytest.mark.parametrize(
+    ("card", "memory", "colours"),
+    [
+        (None, 8, ["bad", "bad", "bad"]),
+        (None, 16, ["care", "bad", "bad"]),
+        (None, 64, ["care", "care", "care"]),
+        (8, 4, ["good", "bad", "bad"]),
+        (24, 4, ["good", "good", "good"]),
+    ],
+)
+def test_a_model_is_judged_by_the_computer_that_runs_it(
+    tmp_path: Path,
+    client: Any,
+    started: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    card: int | None,
+    memory: int,
+    colours: list[str],
+) -> None:
+    """The card of the plan may be elsewhere. Without one, weights are in float32."""
+    projects.update(projects.find_project(tmp_path, "cats"), card="RTX 3090")
+    card_here = SimpleNamespace(memory_total=(card or 0) * 2**30)
+    monkeypatch.setattr(gpu, "list_gpus", lambda: [card_here] if card else [])
+    total = SimpleNamespace(total=memory * 2**30)
+    monkeypatch.setattr(caption_choices.psutil, "virtual_memory", lambda: total)
+    choices = caption_choices.caption_choices()
+    assert [choice.colour for choice in choices] == colours
+    if not card:
+        page = client.get(DATA).text
+        assert all(choice.verdict in page for choice in choices)
 
 
 class Listing(Handler):

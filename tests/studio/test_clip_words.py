@@ -1,8 +1,10 @@
 """The names of the states of clips, and the remedy of each warning."""
 
+import json
 import re
 import time
 from collections.abc import Sequence
+from html import unescape
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,7 +17,14 @@ from videotune.commands.check import check as run_check
 from videotune.config.schema import leaves
 from videotune.data.remarks import Remark, RemarkCode
 from videotune.files import write_json
-from videotune.studio import clip_row, clip_words, clips, projects, trash
+from videotune.studio import (
+    clip_row,
+    clip_subjects,
+    clip_words,
+    clips,
+    projects,
+    trash,
+)
 from videotune.studio.clip_row import UNKNOWN
 
 DATA = "/p/cats/data"
@@ -163,6 +172,59 @@ def test_a_warning_of_the_set_stands_beside_its_button(
     assert "clips/a.mp4" in shared.split("data-select=")[1]
 
 
+SOUND = {
+    "codec": "aac",
+    "problem": None,
+    "start": 0.0,
+    "seconds": 2.0,
+    "windows": 1,
+    "clipped": 0.0,
+}
+UPSCALED = "upscaled 1.7x: 270x480 pixels to 464x832"
+
+
+@pytest.mark.parametrize(
+    ("code", "facts"),
+    [
+        ("upscaled", {"warnings": [UPSCALED], "warning_codes": ["upscaled"]}),
+        ("slow_clips", {"warnings": ["9%"], "warning_codes": ["repeated_frames"]}),
+        ("caption_lines", {"text": "a cat\nthe cat"}),
+        ("no_sound", {"sound": None}),
+        ("silent_sound", {"sound": SOUND | {"problem": "silent"}}),
+        ("clipped_sound", {"sound": SOUND | {"clipped": 0.5}}),
+        ("short_sound", {"sound": SOUND | {"seconds": 1.0}}),
+        ("sound_dropped", {"sound": SOUND | {"windows": 0}}),
+        ("unused_masks", {"mask": "masks/b.png"}),
+        ("unused_references", {"control": "control/b.mp4"}),
+    ],
+)
+def test_a_note_leads_to_the_clips_that_it_counts(
+    client: Any, cats: projects.Project, code: str, facts: dict[str, Any]
+) -> None:
+    """Also where their cards are silent: what needs no action is no warning there."""
+    ordinary: dict[str, Any] = {
+        "source_seconds": 2.0,
+        "windows": 1,
+        "sound": SOUND,
+        # A smaller factor is a note of the check, which the note on all does not count.
+        "notes": ["upscaled 1.1x: 400x700 pixels to 464x832"],
+        "note_codes": ["upscaled"],
+    }
+    if "text" in facts:
+        (cats.folder / "clips" / "b.txt").write_text(facts["text"])
+    rows = {"a": ordinary, "b": ordinary | facts, "c": ordinary}
+    check(cats, rows, ["1 of 3 clips is meant"], [code])
+
+    page = unescape(client.get(DATA).text)
+    (address,) = set(re.findall(r'href="(\?state=about[^"]*)"', page))
+    assert "Show it" in page
+    tiles = client.get(DATA + address).text
+    assert re.findall(r'data-path="([^"]*)"', tiles) == ["clips/b.mp4"]
+    assert clip_subjects.SUBJECTS[code].label in tiles
+    if code == "upscaled":
+        assert UPSCALED[1:] in tiles
+
+
 def test_notes_name_settings_by_their_names_and_no_model_before_one_is_chosen(
     client: Any, cats: projects.Project
 ) -> None:
@@ -252,6 +314,8 @@ def test_a_text_file_without_a_clip_is_removed_by_a_button(
     assert "captions_without_clip" not in client.get(address).text
 
     (item,) = trash.list_items(cats.folder)
-    trash.restore(cats.folder, item.id)
+    undo = json.loads(answer.headers["hx-trigger"])["toast"]["action"]
+    assert undo["values"] == {"id": item.id}
+    assert client.post(undo["post"], data=undo["values"]).status_code == 204
     assert (cats.folder / "clips/notes.txt").read_text() == "to do\n"
     assert "Remove notes.txt" in client.get(address).text

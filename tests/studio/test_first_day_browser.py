@@ -6,9 +6,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.support.browser import open_studio, violations
+from tests.support.clips import write_clip
 from tests.support.waiting import wait_until
 from videotune.studio import projects
 
@@ -84,9 +86,12 @@ def test_each_next_step_leads_to_its_place_on_the_same_page(
         page.goto(f"{studio.address}/p/cats/setup")
         page.evaluate("scrollTo(0, document.body.scrollHeight)")
         page.locator("#next-step", has_text="Choose a model").click()
-        button = page.locator("#model .btn.primary")
-        assert button.evaluate("one => one === document.activeElement")
-        assert button.evaluate("one => one.getBoundingClientRect().top >= 0")
+        page.locator("#presets[open]").wait_for()
+        page.keyboard.press("Escape")
+        page.goto(f"{studio.address}/p/cats/data")
+        page.locator("#next-step", has_text="Choose a model").click()
+        page.locator("#presets[open]").wait_for()
+        page.keyboard.press("Escape")
 
         projects.update(cats, preset="toy")
         page.set_viewport_size({"width": 390, "height": 800})
@@ -95,6 +100,24 @@ def test_each_next_step_leads_to_its_place_on_the_same_page(
         step.click()
         page.locator(".plan-side.open").wait_for()
         assert page.locator("#r-plan").evaluate("one => one.matches('.led-to')")
+
+
+def test_the_next_step_adds_clips_and_starts_nothing(tmp_path: Path) -> None:
+    """What only opens a choice is opened; a training waits for its own button."""
+    cats = projects.create(tmp_path, "Cats", preset="toy")
+    with open_studio(tmp_path) as (studio, page):
+        page.goto(f"{studio.address}/p/cats/data")
+        with page.expect_file_chooser() as choice:
+            page.locator("#next-step", has_text="Add clips").click()
+        assert choice.value.is_multiple()
+        with page.expect_file_chooser():
+            page.keyboard.press("n")
+
+        # A browser lets no page open the choice of files by itself.
+        page.goto(f"{studio.address}/p/cats/setup")
+        page.locator("#next-step", has_text="Add clips").click()
+        page.locator("#add-clips.led-to:focus").wait_for()
+    assert not list((cats.folder / "runs").glob("*"))
 
 
 def test_an_error_of_a_dialog_stands_in_the_dialog(tmp_path: Path) -> None:
@@ -184,3 +207,34 @@ def test_the_bar_at_the_top_covers_nothing_that_stays(tmp_path: Path) -> None:
         page.set_viewport_size({"width": 390, "height": 800})
         page.evaluate("scrollTo(0, document.body.scrollHeight)")
         assert page.locator(".top").bounding_box()["y"] < 0, "it scrolls away"
+
+
+def test_a_portrait_clip_leaves_each_picture_of_a_cover_its_quarter(
+    tmp_path: Path,
+) -> None:
+    cats = projects.create(tmp_path, "Cats", preset="toy")
+    for name, (height, width) in {
+        "a": (48, 64),
+        "b": (48, 64),
+        "c": (160, 64),
+        "d": (48, 64),
+    }.items():
+        frames = np.full((9, height, width, 3), 128, np.uint8)
+        write_clip(cats.folder / "clips" / f"{name}.mp4", frames, 8)
+    with open_studio(tmp_path) as (studio, page):
+        page.goto(studio.address)
+        images = page.locator(".cover img")
+        wait_until(
+            lambda: (
+                images.evaluate_all(
+                    "images => images.filter(one => one.naturalWidth).length"
+                )
+                == 4
+            )
+        )
+        heights = images.evaluate_all(
+            "images => images.map(one => Math.round(one.getBoundingClientRect().height))"
+        )
+        cover = page.locator(".cover").evaluate("one => one.clientHeight")
+    assert len(set(heights)) == 1
+    assert 2 * heights[0] <= cover

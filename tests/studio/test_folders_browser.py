@@ -57,6 +57,18 @@ def test_a_folder_is_chosen_by_keyboard(tmp_path: Path) -> None:
         wait_until(lambda: here(page) == str(films))
         wait_until(lambda: focused(page) == "winter")
 
+        # An empty folder leaves the focus in the search field, from where it goes up too.
+        page.keyboard.press("Enter")
+        wait_until(lambda: here(page) == str(films / "winter"))
+        wait_until(lambda: page.evaluate("document.activeElement.id") == "folders-find")
+        page.keyboard.press("Backspace")
+        wait_until(lambda: here(page) == str(films))
+        wait_until(lambda: focused(page) == "winter")
+        page.keyboard.type("x")
+        page.keyboard.press("Backspace")
+        assert here(page) == str(films), "a letter is taken back, no more"
+        page.keyboard.press("ArrowDown")
+
         # Enter in the search field opens the first hit of what was typed
         page.keyboard.type("autu")
         page.keyboard.press("Enter")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.job_folders import ended_job, steps
-from tests.support.reports import full_run, visible_text
+from tests.support.reports import full_run, plan, visible_text
 from videotune.files import write_json
 from videotune.queue import jobs
 from videotune.studio import projects, queue_page, results_page, status, web
@@ -58,6 +58,19 @@ def test_a_run_that_was_not_resumed_says_so_beside_how_it_stood(
     shown = client.get("/p/one/train").text
     assert "this changes what it learns" in shown
     assert "3 of 3" in shown
+
+
+def test_samples_seen_are_those_that_were_shown(tmp_path: Path, client: Any) -> None:
+    """A step of videos may take fewer than the batch."""
+    project = projects.create(tmp_path, "one", preset="toy")
+    run = full_run(project.folder / "runs" / "run-1")
+    num_shown = 0
+    for line in (run / "journal.jsonl").read_text().splitlines():
+        num_shown += len(json.loads(line).get("window_ids", ()))
+    write_json(run / "plan.json", plan() | {"effective_batch": 8})
+
+    shown = visible_text(client.get("/p/one/train?run=run-1").text)
+    assert f"{num_shown:,} samples seen" in shown
 
 
 @pytest.mark.parametrize(

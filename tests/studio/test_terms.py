@@ -10,6 +10,7 @@ import pytest
 import videotune
 from videotune.errors import VideotuneError
 from videotune.queue.jobs import QueuedJob
+from videotune.reporter.read import mapping
 from videotune.studio import header, web
 from videotune.studio.failures import first_sentence
 from videotune.studio.terms import in_studio_terms
@@ -134,3 +135,27 @@ def test_a_bar_says_why_a_training_failed_in_one_sentence(
 ) -> None:
     assert first_sentence(reason) == sentence
     assert first_sentence(f"\n{reason}\nmore") == sentence
+
+
+def test_a_verdict_names_settings_with_links_and_parts_its_sentences() -> None:
+    verdict = {
+        "verdict": "OVERFITTING",
+        "reason": "the clips are being copied: a run with a smaller validate_every "
+        "or <another> learning_rate has more",
+        "best": 0.8,
+        "best_step": 200,
+        "quantile": 3,
+        "step": 400,
+    }
+    page = web.TEMPLATES.from_string(
+        '{% from "macros.html.j2" import verdict_line with context %}'
+        "{{ verdict_line(verdict, none)|setting_links('my cats') }}"
+    ).render(verdict=mapping(verdict))
+    for key in ("validate_every", "learning_rate"):
+        assert f'<a href="/p/my%20cats/setup#f-{key}">“' in page
+        assert f" {key} " not in page
+    assert "&lt;another&gt;" in page
+    assert '<p class="state">' in page
+    sentences = re.sub(r"<[^>]+>", "", page)
+    assert not re.search(r"[a-z]\.[A-Z]", sentences)
+    assert "has more. It began at noise level 3" in sentences

@@ -5,13 +5,14 @@ from typing import Any
 
 from videotune.config.base_models import DownloadSize
 from videotune.console import tell
+from videotune.runs.plan_facts import samples_per_step_words
 from videotune.text import counted
 from videotune.user_settings import has_accepted
 
 
 def show_model(model: str, facts: Mapping[str, Any]) -> None:
     """Print the model and the number of steps."""
-    samples = counted(facts["effective_batch"], "sample")
+    samples = samples_per_step_words(facts)
     tell(f"{model}: {counted(facts['steps'], 'step')} of {samples}")
 
 

@@ -22,6 +22,7 @@ def fewer_steps(result: PlanResult) -> str:
     from videotune.cli.plan_verdict import time_text
     from videotune.planner.plan import steps_for_views
     from videotune.presets.recipes import SMALL, recipes
+    from videotune.runs.plan_facts import samples_per_step_words
 
     size = "small" if facts["clips"]["used"] < SMALL else "large"
     epochs = sorted(recipe[size] for recipe in recipes().values())
@@ -33,10 +34,8 @@ def fewer_steps(result: PlanResult) -> str:
 
     fewer = steps[str(most)]
     if fewer == 1:
-        batch = facts["effective_batch"]
-        return (
-            f"none are few enough with {batch:,} samples a step; make the batch smaller"
-        )
+        samples = samples_per_step_words(facts)
+        return f"none are few enough with {samples} a step; make the batch smaller"
     text = f"--set steps={fewer} shows each {most} times"
     if facts.get("hours") and facts["fits"]:
         hours = facts["hours"] + (facts["hours_beside"] or 0)

@@ -431,6 +431,16 @@ class _Flips:
         return [note]
 
 
+def number_of_still(path: PurePosixPath) -> tuple[str, int] | None:
+    """Return an image's name before the number at its end, and the number; None without
+    one.
+    """
+    match = _NUMBERED.fullmatch(path.stem)
+    if match is None or int(match[2]) > LARGEST_NUMBER:
+        return None
+    return match[1], int(match[2])
+
+
 class _NumberedStills:
     """Folders of images that look like the frames of a video."""
 
@@ -442,13 +452,14 @@ class _NumberedStills:
 
     def add(self, candidate: Candidate) -> None:
         """Add a usable image."""
-        match = _NUMBERED.fullmatch(candidate.relative.stem)
-        if match is None or int(match[2]) > LARGEST_NUMBER:
+        numbered = number_of_still(candidate.relative)
+        if numbered is None:
             return
-        name = candidate.relative.parent / match[1]
+        prefix, number = numbered
+        name = candidate.relative.parent / prefix
         size = f"{candidate.media.width}x{candidate.media.height}"
-        self._series.add(f"{candidate.relative.parent}\0{match[1]}\0{size}")
-        self._numbers.append(int(match[2]))
+        self._series.add(f"{candidate.relative.parent}\0{prefix}\0{size}")
+        self._numbers.append(number)
         self._names.append(f"{name}\0{size}")
 
     def notes(self) -> list[str]:

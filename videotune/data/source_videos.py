@@ -8,10 +8,8 @@ counts only with evidence, and so does a picture (``picture_matching``).
 
 import heapq
 import math
-import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +19,15 @@ from videotune.data.picture_matching import join_by_pictures
 from videotune.data.picture_table import PictureTable
 from videotune.data.remarks import Remark
 from videotune.data.source_clips import SourceClip, SourceClipTable
+from videotune.data.source_names import (
+    CAMERA,
+    NumberSeries,
+    base_of_number,
+    notes_on_letters,
+    notes_on_series,
+    sources_by_name,
+    without_cut_marks,
+)
 from videotune.rng import key
 from videotune.text import counted, counted_are
 
@@ -35,31 +42,6 @@ that copy (docs/monitor.md). Two clips scatter so much that only a large change 
 SOURCES_NEEDED = 20
 """With fewer source videos nothing is held out: every clip is worth more in training.
 """
-
-_GAP = r"[-_. ]+"
-_CUT_MARK = re.compile(
-    rf"^(.+?){_GAP}(scene|part|segment|seg|chunk|clip|shot|cut)[-_. ]*\d+$",
-    re.IGNORECASE,
-)
-# Six digits and more are dates, times or ids.
-_NUMBER = re.compile(rf"^(.+?){_GAP}\d{{1,5}}$")
-_DATE = re.compile(r"(19|20)\d\d[-_. ]?\d\d[-_. ]?\d\d|\d\d[-_. ]\d\d[-_. ]\d\d$")
-_CAMERA = re.compile(
-    r"(img|image|dsc[fn]?|mvi|mov|movie|vid|video|clip|gopr|g[hpx]|pxl|dji|sam|rec|recording"
-    r"|capture|frame|untitled|sample)(\d*)",
-    re.IGNORECASE,
-)
-"""Words that cameras, phones and people put before a mere number."""
-
-
-@dataclass
-class _Series:
-    """File names in one folder that differ only in the number at their end."""
-
-    base: str
-    """The name before the number, in lower case."""
-
-    stems: set[str]
 
 
 def group_by_source(
@@ -83,7 +65,7 @@ def group_by_source(
     table = SourceClipTable.of(clips)
     order = table.path_order()
     ordered_clips = table.take(order)
-    names, series_by_folder = _sources_by_name(ordered_clips)
+    names, series_by_folder, letter_series = sources_by_name(ordered_clips)
     numbers = TextNumbers()
     for name in names:
         numbers.add(name)
@@ -94,7 +76,8 @@ def group_by_source(
     # 2. Notes.
     labels = label_of_name[name_numbers]
     joined_series = _joined_series(ordered_clips, labels, series_by_folder)
-    notes = _notes_on_series(series_by_folder, joined_series)
+    notes = notes_on_series(series_by_folder, joined_series)
+    notes += notes_on_letters(letter_series)
     clip_count = int(np.isin(labels, list(joined)).sum())
     notes += _notes_on_joined(ordered_clips, joined, first_clips, clip_count)
 
@@ -126,7 +109,7 @@ def _joined_names(label_of_name: NDArray[np.int32]) -> dict[int, list[int]]:
 def _joined_series(
     clips: SourceClipTable,
     labels: NDArray[np.int32],
-    series_by_folder: dict[str, list[_Series]],
+    series_by_folder: dict[str, list[NumberSeries]],
 ) -> set[str]:
     """Return "folder/base" of numbered names that pictures assign to one source video, of
     folders with one such series.
@@ -137,7 +120,7 @@ def _joined_series(
             labels_of_series[f"{folder}/{folder_series[0].base}"] = set()
     for position in range(len(clips) if labels_of_series else 0):
         path = clips.path(position)
-        base = _base_of_number(_without_cut_marks(path.stem))
+        base = base_of_number(without_cut_marks(path.stem))
         if base is not None:
             series = f"{path.parent.as_posix()}/{base.casefold()}"
             if series in labels_of_series:
@@ -281,9 +264,9 @@ def _names_of_video(source: str) -> set[str]:
     return none.
     """
     name = _name_of(source)
-    if _CAMERA.match(name) or name.isdigit():
+    if CAMERA.match(name) or name.isdigit():
         return set()
-    return {name, _base_of_number(name) or name}
+    return {name, base_of_number(name) or name}
 
 
 UNKNOWN_COPYING = "so it cannot be told whether the model copies your clips"
@@ -333,153 +316,3 @@ def _few_held_out_notes(held_out: int) -> list[str]:
         f"validation (--held-out FOLDER): {LEAST_HELD_OUT}"
     )
     return [Remark("few_held_out", note)]
-
-
-def _sources_by_name(
-    clips: SourceClipTable,
-) -> tuple[PackedTexts, dict[str, list[_Series]]]:
-    """Name the source of each clip by its file name.
-
-    Numbered names are cuts only if their folder has at least two such series: a single
-    series may be a camera's numbering.
-
-    Returns:
-        The sources, and the series of each folder.
-    """
-    series_by_folder = _find_series(clips)
-    bases_by_folder: dict[str, set[str]] = {}
-    for folder, folder_series in series_by_folder.items():
-        if len(folder_series) > 1:
-            bases_by_folder[folder] = {series.base for series in folder_series}
-
-    names = PackedTexts()
-    names_of_cuts: set[str] = set()
-    for position in range(len(clips)):
-        folder, stem = _folder_and_stem(clips, position)
-        base = _base_of_number(stem)
-        name = stem
-        if base is not None and base.casefold() in bases_by_folder.get(folder, ()):
-            name = base
-
-        source = f"{folder}/{name}"
-        names.append(source)
-        is_cut = name != clips.path(position).stem
-        if is_cut:
-            names_of_cuts.add(_without_case(source))
-    return _spelled_alike(names, names_of_cuts), series_by_folder
-
-
-def _spelled_alike(names: PackedTexts, names_of_cuts: set[str]) -> PackedTexts:
-    """Return the names of sources, with one spelling for the cuts of a video whose names
-    differ in case: the smallest of theirs.
-
-    Names of which no clip is a cut keep their case: it may tell two ids apart.
-
-    Args:
-        names: the name of each clip's source.
-        names_of_cuts: those that were shortened to a video's name, without case.
-    """
-    spellings: dict[str, str] = {}
-    for name in names:
-        without_case = _without_case(name)
-        if without_case in names_of_cuts:
-            spelling = spellings.get(without_case, name)
-            spellings[without_case] = min(name, spelling)
-
-    respelled = PackedTexts()
-    for name in names:
-        respelled.append(spellings.get(_without_case(name), name))
-    return respelled
-
-
-def _without_case(source: str) -> str:
-    """Return a source's name without case; folders keep theirs."""
-    folder, _, name = source.rpartition("/")
-    return f"{folder}/{name.casefold()}"
-
-
-def _folder_and_stem(clips: SourceClipTable, position: int) -> tuple[str, str]:
-    """Return a clip's folder, and its name without suffix and cut marks."""
-    path = clips.path(position)
-    return path.parent.as_posix(), _without_cut_marks(path.stem)
-
-
-def _find_series(clips: SourceClipTable) -> dict[str, list[_Series]]:
-    """Return the series of at least two numbered names, by folder."""
-    stems_by_base: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for position in range(len(clips)):
-        folder, stem = _folder_and_stem(clips, position)
-        base = _base_of_number(stem)
-        if base is not None:
-            stems_by_base[folder, base.casefold()].add(stem)
-
-    series_by_folder: dict[str, list[_Series]] = defaultdict(list)
-    for (folder, base), series_stems in stems_by_base.items():
-        if len(series_stems) > 1:
-            series_by_folder[folder].append(_Series(base, series_stems))
-    return series_by_folder
-
-
-def _notes_on_series(
-    series_by_folder: dict[str, list[_Series]], joined: set[str]
-) -> list[str]:
-    """Report how numbered names were understood.
-
-    Args:
-        series_by_folder: the series of each folder.
-        joined: "folder/base" of series that are one source video by their pictures.
-    """
-    notes = []
-
-    for folder, folder_series in sorted(series_by_folder.items()):
-        if len(folder_series) == 1:
-            if f"{folder}/{folder_series[0].base}" in joined:
-                continue  # the note on pictures says so
-            stems = sorted(folder_series[0].stems)
-            notes.append(
-                f"{stems[0]} to {stems[-1]} in {folder} ({len(stems)} clips) are not treated "
-                f"as cuts of one video; call cuts {_base_of_number(stems[0])}-scene-001 …"
-            )
-        elif len(folder_series) > 1:
-            clip_count = sum(len(series.stems) for series in folder_series)
-            listing = ", ".join(sorted(series.base for series in folder_series)[:3])
-            if len(folder_series) > 3:
-                listing += ", …"
-            notes.append(
-                f"{clip_count} clips in {folder} are treated as cuts of "
-                f"{len(folder_series)} videos ({listing})"
-            )
-    return notes
-
-
-def _without_cut_marks(stem: str) -> str:
-    """Drop scene003, -Scene-001, part2 and the like.
-
-    video_clip_3 stays as it is, since "video" does not name a source.
-    """
-    while True:
-        match = _CUT_MARK.match(stem)
-        if match is None:
-            return stem
-        is_weak_mark = match[2].lower() in ("clip", "shot", "cut")
-        camera = _CAMERA.fullmatch(match[1])
-        if is_weak_mark and camera is not None and not camera[2]:
-            return stem
-        stem = match[1]
-
-
-def _base_of_number(stem: str) -> str | None:
-    """Return the name before a number at the end, if that number can be a cut's.
-
-    The number of a camera, or part of a date, returns None.
-    """
-    match = _NUMBER.match(stem)
-    if match is None or _DATE.search(stem):
-        return None
-
-    parts = [part for part in re.split(_GAP, match[1]) if part]
-    if not parts or parts[0].isdigit() or re.fullmatch(r"\d{6,}", parts[-1]):
-        return None
-    if _CAMERA.fullmatch(parts[0]) or _CAMERA.fullmatch(parts[-1]):
-        return None
-    return match[1]

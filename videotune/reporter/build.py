@@ -27,6 +27,7 @@ from videotune.reporter.read import (
     read_run,
 )
 from videotune.reporter.restarts import restarts_of
+from videotune.runs.plan_facts import samples_per_step
 from videotune.runs.step_sums import Steps, regularization
 
 LONG_CAPTION = 120
@@ -156,13 +157,14 @@ def _figures(run: Run) -> dict[str, Any]:
         training_clips = (training_clips or 0) - num_preserved
 
     resumes = [restart.text for restart in restarts_of(run)]
+    samples = samples_per_step(mapping(run.plan) or start) or ()
     return {
         "started": text.moment(start["time"]) if "time" in start else None,
         "device": start.get("device"),
         "training clips": training_clips,
         "regularization clips (to keep what it knew)": num_preserved or None,
         "windows (parts of clips that are trained)": number(start.get("windows")),
-        "samples a step": number(start.get("effective_batch")),
+        "samples a step": " to ".join(map(text.plain, sorted(set(samples)))) or None,
         "trained parameters": number(start.get("trainable_parameters")),
         "resumed from step": ", ".join(resumes) or None,
     }

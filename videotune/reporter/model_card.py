@@ -14,8 +14,9 @@ from videotune.reporter import inventory, outcome
 from videotune.reporter.build import environment, fill
 from videotune.reporter.previews import step_in
 from videotune.reporter.privacy import shareable
-from videotune.reporter.read import Run, at, number
+from videotune.reporter.read import Run, at, mapping, number
 from videotune.reporter.sound_code import conditioning_modality
+from videotune.runs.plan_facts import samples_per_step_words
 
 MAX_PREVIEWS = 4
 """Previews of a card, at most; they are of the last step that has some."""
@@ -84,6 +85,7 @@ def model_card(run: Run) -> Any:
         "own": settings,
         "run": public_run,
         "verdict": verdict,
+        "samples_per_step": samples_per_step_words(mapping(run.plan)),
         "steps": sorted({step_in(file) or 0 for file in files}),
     }
     templates = environment("videotune.reporter").overlay(autoescape=False)

@@ -84,7 +84,9 @@ SHAPES: Mapping[str, Any] = {
     "state": _object(step=Count, without_state=NotRequired[list[str]]),
     "config": _CONFIG,  # of the settings what is read of them before they are parsed
     "plan": _object(
-        views=_VIEWS, buckets=_list(shape=str, windows=Count), effective_batch=Count
+        views=_VIEWS,
+        buckets=_list(shape=str, windows=Count, batch=NotRequired[Count]),
+        effective_batch=Count,
     ),
     "check": _object(clips=_CLIPS, skipped=NotRequired[Count]),
     "exports": _list(

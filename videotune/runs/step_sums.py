@@ -107,6 +107,11 @@ class Steps:
         return self.at[-1] if self.at else 0
 
     @property
+    def num_samples(self) -> int:
+        """How many samples were shown. Steps may differ in theirs."""
+        return self.windows.total()
+
+    @property
     def clips(self) -> Counter[str]:
         """How often each clip was shown, over all of its windows."""
         views: Counter[str] = Counter()

@@ -2,7 +2,6 @@
 job that writes.
 """
 
-import importlib.util
 import os
 import re
 from pathlib import Path
@@ -16,6 +15,7 @@ from videotune.errors import VideotuneError
 from videotune.files import checked
 from videotune.http_limits import AnswerLimits
 from videotune.studio import captions_edit, projects
+from videotune.studio.caption_choices import SERVER_PACKAGE, missing_package
 from videotune.studio.field_errors import FieldError, at_field
 from videotune.studio.projects import CLIPS
 from videotune.studio.web import CurrentPage, PageContext, PostedForm, json_reply, reply
@@ -65,7 +65,11 @@ def auto_caption(page: CurrentPage, form: PostedForm) -> Response:
             "model",
         )
     environment = {}
-    if not options["endpoint"]:
+    if options["endpoint"]:
+        missing = missing_package(SERVER_PACKAGE)
+        if missing:
+            raise VideotuneError(f"a server {missing}")
+    else:
         environment = _prepare_local_model(options["model"])
 
     projects.update(project, captioning=options)
@@ -87,12 +91,9 @@ def _prepare_local_model(model: str) -> dict[str, str]:
             the Hub is out of reach, which the job would try for minutes.
     """
     offered = [row for row in offered_models() if row["model"] == model]
-    package = offered[0]["package"] if offered else ""
-    if package and importlib.util.find_spec(package) is None:
-        raise VideotuneError(
-            f"{model} needs the package {package}, which is not installed here: install "
-            f"it (pip install {package}) and start the studio again, or use a server"
-        )
+    missing = missing_package(offered[0]["package"] if offered else "")
+    if missing:
+        raise VideotuneError(f"{model} {missing}, or use a server")
 
     if Path(model).expanduser().is_dir() or _reaches_hub():
         return {}

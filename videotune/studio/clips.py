@@ -30,6 +30,7 @@ from videotune.studio.clip_row import (
     state_of,
     without_model,
 )
+from videotune.studio.clip_subjects import ABOUT, clips_about
 from videotune.studio.projects import CLIPS, HELD_OUT, Project, has_visible_files
 from videotune.studio.records import CheckAccount, CheckedClip, ClipMove
 
@@ -331,17 +332,23 @@ def select(project: Project, query: Mapping[str, str]) -> list[ClipRow]:
 
     Args:
         project: the project.
-        query: the filter; ``state`` is a state, ``q`` a text of the name or the
+        query: the filter; ``state`` is a state or "about CODE", ``q`` a text of the name or the
             caption, ``stay`` the paths, one a line, of clips that are selected anyway,
             as they were captioned under this filter.
     """
     state = query.get("state", "")
     text = query.get("q", "").strip().casefold()
     staying_paths = set(query.get("stay", "").split("\n"))
+    rows = table(project).rows
+    if state.startswith(ABOUT):
+        code = state.removeprefix(ABOUT)
+        chosen_paths = {row["path"] for row in clips_about(rows.values(), code)}
+    else:
+        chosen_paths = {path for path, row in rows.items() if _has_state(row, state)}
     return [
         row
-        for path, row in table(project).rows.items()
-        if path in staying_paths or (_has_state(row, state) and _has_text(row, text))
+        for path, row in rows.items()
+        if path in staying_paths or (path in chosen_paths and _has_text(row, text))
     ]
 
 

@@ -9,7 +9,6 @@ from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.responses import FileResponse, JSONResponse
 from starlette.concurrency import run_in_threadpool
 
-from videotune.captioning.offered_models import offered_models
 from videotune.data.clip_file import CLIP_SUFFIXES
 from videotune.data.file_checks import ARCHIVES, type_of_file
 from videotune.data.images import IMAGE_SUFFIXES
@@ -20,15 +19,16 @@ from videotune.errors import VideotuneError
 from videotune.queue import jobs
 from videotune.studio import (
     auto_caption,
+    caption_choices,
     captions_edit,
     clip_history,
     clip_row,
+    clip_subjects,
     clip_words,
     clips,
     downloads,
     header,
     media,
-    model_choices,
     projects,
     stray_texts,
     trash,
@@ -80,6 +80,7 @@ CLIP_WORDS = {
     "remedy_of": clip_words.remedy_of,
     "no_remedy": clip_words.NO_REMEDY,
     "stills": IMAGE_SUFFIXES,
+    **clip_subjects.VALUES,
 }
 """What the templates of this page say about clips."""
 
@@ -120,6 +121,7 @@ def state(page: PageContext) -> str:
         uncaptioned=[row for row in rows if clip_row.needs_caption(row)],
         shared=shared,
         notes=notes,
+        clips_about=lambda code: clip_subjects.clips_about(rows, code),
         counts=clip_words.count_states(rows),
         **CLIP_WORDS,
         **undo.choices(project),
@@ -166,8 +168,7 @@ def show(page: CurrentPage) -> Response:
         "data",
         header.REGIONS | REGIONS,
         "Data",
-        caption_models=offered_models(),
-        card=model_choices.chosen_card(page.current_project.facts),
+        **caption_choices.dialog_values(),
         **_tiles(page),
     )
 

@@ -96,7 +96,9 @@ def request_answer(out: Path, question: Mapping[str, Any]) -> dict[str, Any]:
             )
             _workers[out].start()
 
-    return answer | {"computing": not answer["current"]}
+    is_computing_now = not answer["current"]
+    asked_at = _asked_at.get(out) if is_computing_now else None
+    return answer | {"computing": is_computing_now, "asked": asked_at}
 
 
 def answer_so_far(out: Path, question: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,7 +111,7 @@ def answer_so_far(out: Path, question: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         The answer. ``current``: it answers this question completely. ``measuring``: a
         part of it is there. ``computing``: this process works on it. ``asked``: when
-        the question was sent.
+        the question was sent, while it is computed.
     """
     is_computing_it = is_computing(out, key_of(question))
     answer = read_answer(out)
@@ -122,7 +124,7 @@ def answer_so_far(out: Path, question: Mapping[str, Any]) -> dict[str, Any]:
         "current": is_current,
         "measuring": is_same_question and not is_full,
         "computing": is_computing_it and not is_current,
-        "asked": _asked_at.get(out),
+        "asked": _asked_at.get(out) if is_computing_it else None,
     }
 
 

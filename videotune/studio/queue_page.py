@@ -449,7 +449,7 @@ def _remove(queue: Path, name: str) -> None:
 
 ACTIONS: Mapping[str, tuple[Callable[[Path, str], object], str]] = {
     "stop": (queued.hold, "Stopping: it saves first"),
-    "pause": (_pause, "Paused; it keeps its GPU memory"),
+    "pause": (_pause, "Paused; it keeps its memory"),
     "continue": (_continue, "Continues"),
     "retry": (queued.requeue, "Queued again"),
     "remove": (_remove, "Removed from the queue"),

@@ -76,6 +76,10 @@ class ClipSound(TypedDict, total=False):
     """
 
     problem: str | None
+    codec: str | None
+    start: Finite | None
+    seconds: Finite | None
+    windows: Count
     loudness: Finite | None
     silent: Finite | None
     clipped: Finite | None
@@ -105,6 +109,8 @@ class CheckedClip(TypedDict):
     seconds_cut: NotRequired[Number]
     mask: NotRequired[PathText | None]
     start_image: NotRequired[PathText | None]
+    reference: NotRequired[PathText | None]
+    control: NotRequired[PathText | None]
     sound: NotRequired[ClipSound | None]
 
 

@@ -3,8 +3,11 @@
 import re
 from collections import Counter
 from functools import cache
+from urllib.parse import quote
 
-from videotune.studio.form import fields
+from markupsafe import Markup, escape
+
+from videotune.studio.form import Field, fields
 from videotune.studio.terms import in_studio_terms
 
 
@@ -26,32 +29,53 @@ def with_value_words(text: str) -> str:
 
 def in_page_words(text: str) -> str:
     """Return a message without options of a terminal and without keys of the config."""
-    pattern, names = _names_of_keys()
+    pattern, fields_by_key = _fields_by_key()
 
     def replace(match: re.Match[str]) -> str:
-        name = f"“{names[match['key']]}”"
+        name = f"“{fields_by_key[match['key']].name}”"
         return f"{name} set to {match['value']}" if match["value"] else name
 
     return pattern.sub(replace, in_studio_terms(text))
 
 
-@cache
-def _names_of_keys() -> tuple[re.Pattern[str], dict[str, str]]:
-    """Return what finds a key in a text, and the name of each key.
+def with_setting_links(text: str, project: str) -> Markup:
+    """Return a message or a piece of a page in which each key of the config is the
+    setting's name and leads to it.
 
-    A key may stand without its section if no other key ends like it. One of a single
+    Args:
+        text: a text, or markup, whose marks stay.
+        project: name of the project.
+    """
+    pattern, fields_by_key = _fields_by_key()
+    setup = f"/p/{quote(project, safe='')}/setup"
+
+    def replace(match: re.Match[str]) -> str:
+        field = fields_by_key[match["key"]]
+        link = f'<a href="{setup}#f-{field.key}">“{escape(field.name)}”</a>'
+        return f"{link} set to {match['value']}" if match["value"] else link
+
+    # The text is escaped before marks are added to it.
+    return Markup(pattern.sub(replace, in_studio_terms(escape(text))))
+
+
+@cache
+def _fields_by_key() -> tuple[re.Pattern[str], dict[str, Field]]:
+    """Return what finds a key in a text, and the setting of each key.
+
+    A key may stand without its section if it has none, or no other key ends like it. One of a single
     word ("frames") is found with its section only, since it may be meant as a word.
     """
     last_parts = Counter(field.key.rpartition(".")[2] for field in fields())
-    names = {}
+    fields_by_key = {}
     for field in fields():
         last_part = field.key.rpartition(".")[2]
         if "." in field.key:
-            names[field.key] = field.name
-        if "_" in last_part and last_parts[last_part] == 1:
-            names[last_part] = field.name
+            fields_by_key[field.key] = field
+        is_plain = "." not in field.key or last_parts[last_part] == 1
+        if "_" in last_part and is_plain:
+            fields_by_key[last_part] = field
 
-    longest_first = sorted(names, key=len, reverse=True)
+    longest_first = sorted(fields_by_key, key=len, reverse=True)
     keys = "|".join(map(re.escape, longest_first))
     pattern = rf"`?(?<![\w.])(?P<key>{keys})(?![\w.]*\w)(?:=(?P<value>[^\s,;:`]+))?`?"
-    return re.compile(pattern), names
+    return re.compile(pattern), fields_by_key

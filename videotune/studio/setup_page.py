@@ -17,6 +17,7 @@ from videotune.reporter.read import mapping, number
 from videotune.reporter.times_seen import COLOURS
 from videotune.studio import (
     clip_row,
+    clip_subjects,
     clip_words,
     clips,
     gpu,
@@ -161,6 +162,8 @@ def plan(page: PageContext) -> str:
         busy=bool(header.running_work(page.root)),
         licence=open_licence(answer),
         remedy_of=clip_words.remedy_of,
+        about=clip_subjects.ABOUT,
+        subjects=clip_subjects.SUBJECTS,
         memory_parts=memory_parts,
         colours=COLOURS,
         turned=turned_resolution(answer),

@@ -4,6 +4,7 @@ import re
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import quote
 
 from fastapi import APIRouter, Response
 
@@ -14,7 +15,7 @@ from videotune.studio import clips, projects, trash
 from videotune.studio.clip_row import ClipRow
 from videotune.studio.data_notes import DataNotes
 from videotune.studio.projects import CLIPS, HELD_OUT, Project, visible_files
-from videotune.studio.web import CurrentPage, PostedForm, reply
+from videotune.studio.web import CurrentPage, PostedForm, ToastAction, reply
 
 routes = APIRouter()
 
@@ -73,5 +74,8 @@ def remove_text(page: CurrentPage, form: PostedForm) -> Response:
                 f"{path[:200]} is not a text file without a clip: reload the page"
             )
         name = Path(path).name
-        trash.move_to_trash(project.folder, "text", name, [project.folder / path])
-    return reply(f"{name} moved to the bin")
+        stray_file = project.folder / path
+        item = trash.move_to_trash(project.folder, "text", name, [stray_file])
+    address = f"/p/{quote(project.name, safe='')}/data/bin/restore"
+    undo = ToastAction(words="Undo", post=address, values={"id": item})
+    return reply(f"{name} moved to the bin", action=undo)

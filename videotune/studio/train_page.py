@@ -16,7 +16,7 @@ from videotune.queue.jobs import QueuedJob
 from videotune.reporter.build import warnings
 from videotune.reporter.curves import exposure
 from videotune.reporter.kept import kept_figures
-from videotune.reporter.outcome import grounds, recommended_checkpoint
+from videotune.reporter.outcome import recommended_checkpoint
 from videotune.reporter.previews import sample_rows
 from videotune.reporter.progress import progress
 from videotune.reporter.read import Run, mapping
@@ -61,6 +61,7 @@ from videotune.studio.status import (
     read_cached,
     read_live,
 )
+from videotune.studio.validation_grounds import validation_grounds
 from videotune.studio.web import (
     CurrentPage,
     FormData,
@@ -159,7 +160,7 @@ def run_part(page: PageContext) -> str:
         findings=findings,
         exposure=exposure(run),
         warned=warnings(run),
-        grounds=_validation_grounds(run),
+        grounds=validation_grounds(run),
         memory=memory,
         views=run.last("views"),
         cards=gpu.list_gpus(),
@@ -173,10 +174,6 @@ def _current_doctor(project: Project, run: Run, name: str) -> QueuedJob | None:
         return doctor
     is_outdated = (run.written or 0) > doctor.started + 1
     return None if is_outdated else doctor
-
-
-def _validation_grounds(run: Run) -> Any:
-    return grounds(run) if run.validations else None
 
 
 def runs_part(page: PageContext) -> str:
@@ -323,7 +320,7 @@ def show_exposure(page: CurrentPage) -> Response:
     """Send how often each clip was used, and the grounds of the verdict."""
     run = run_context(page)["run"]
     return fragment(
-        render("train_exposure", d=exposure(run), grounds=_validation_grounds(run))
+        render("train_exposure", d=exposure(run), grounds=validation_grounds(run))
     )
 
 

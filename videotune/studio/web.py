@@ -30,7 +30,11 @@ from videotune.studio.memory_bar import gigabytes
 from videotune.studio.model_choices import FIT_MEANINGS
 from videotune.studio.paths import PathRule
 from videotune.studio.projects import Project, find_project, texts
-from videotune.studio.setting_names import in_page_words, with_value_words
+from videotune.studio.setting_names import (
+    in_page_words,
+    with_setting_links,
+    with_value_words,
+)
 from videotune.studio.terms import in_studio_terms
 from videotune.text import capitalized, without_thousands_marks
 
@@ -175,6 +179,7 @@ TEMPLATES.filters |= {
     "plain_reason": plain_reason,
     "gigabytes": gigabytes,
     "page_words": in_page_words,
+    "setting_links": with_setting_links,
     "value_words": with_value_words,
     "q": lambda value: quote(str(value), safe=""),
     "iso": lambda seconds: isoformat(seconds),

@@ -17,7 +17,7 @@ from videotune.memory.compiling import compiled_graphs
 from videotune.runs.run_dir import read_run_config, versions
 from videotune.runs.step_sums import is_loss_scale_overflow
 from videotune.runs.trackers import TrackedRun, Trackers, without_paths
-from videotune.text import counted, counted_are
+from videotune.text import counted, counted_are, counted_between
 from videotune.trainer.expert_pool import shares
 from videotune.trainer.loss_scale import GROWTH
 from videotune.trainer.saving import flush_or_wait
@@ -183,9 +183,11 @@ def _write_resume(trainer: Trainer, resumed: Resumed) -> None:
         details["processes"] = now
     if before != now:
         details["processes_before"] = before
+        sizes = trainer.job.schedule.batch_sizes
+        samples = counted_between(min(sizes), max(sizes), "sample")
         echo(
             f"{counted(now, 'process', 'processes')} continue the run of {before}: "
-            f"its steps keep their {trainer.job.effective_batch} samples"
+            f"its steps keep their {samples}"
         )
     trainer.journal.event(
         "resume", from_step=trainer.first_step - 1, versions=versions(), **details

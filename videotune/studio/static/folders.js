@@ -52,7 +52,8 @@ document.addEventListener("DOMContentLoaded", () => {
     const entries = [...dialog.querySelectorAll(".folder-entry")], at = entries.indexOf(document.activeElement), isTyping = event.target.matches("input");
     const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: isTyping ? null : 0, End: isTyping ? null : entries.length - 1 }[event.key];
     if (to !== undefined && to !== null) { event.preventDefault(); (to < 0 ? $("folders-find") : entries[Math.min(to, entries.length - 1)])?.focus(); }
-    if (event.key === "Backspace" && !isTyping) { event.preventDefault(); up(); }
+    // a key that is held down empties the search, and does not go on to leave the folder
+    if (event.key === "Backspace" && (!isTyping || (!event.target.value && !event.repeat))) { event.preventDefault(); up(); }
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !$("folders-choose").disabled) { event.preventDefault(); choose(here()); }
     if (event.key === "Enter" && !event.ctrlKey && !event.metaKey && event.target.id === "folders-find" && event.target.value) { event.preventDefault(); openFirst(); }
     if (event.key.length === 1 && !isTyping && event.key !== " " && !event.ctrlKey && !event.metaKey && !event.altKey) $("folders-find").focus();

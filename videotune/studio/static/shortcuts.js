@@ -47,15 +47,17 @@
     $("shortcut-list").replaceChildren(...rows.flat());
   }
 
-  // The next step leads to its place, also on the same page: a dialog opens, a part comes into sight and is marked, and
-  // its button has the focus, so that Enter does it.
-  function lead() {
+  // The next step leads to its place, also on the same page: a dialog opens, a button that only opens something is pressed,
+  // any other part comes into sight and is marked, and its button has the focus, so that Enter does it.
+  // A browser opens its choice of files only on a click, so not after a page has loaded.
+  function lead(afterClick) {
     const named = location.hash ? $(decodeURIComponent(location.hash.slice(1))) : null, place = named ?? $("main");
     if (place.matches("dialog")) { if (!place.open) place.showModal(); return; }
     const within = (selector) => place.querySelector(selector);
     // a caption is asked for only of a clip that can be used; of another, the first button of its card
     const inTiles = within(".clip:not([data-label='cannot be used']) textarea.caption:placeholder-shown") ?? within(".clip[data-label='cannot be used'] .clip-actions .btn");
     const button = place.matches(".btn:not(:disabled)") ? place : inTiles ?? within(".btn.primary:not(:disabled)");
+    if (button?.matches(afterClick ? "[data-open],[data-files]" : "[data-open]")) { button.focus(); button.click(); return; }
     // a button that cannot be pressed is explained beside it
     const why = place.matches(":disabled") ? $(place.getAttribute("aria-describedby")) : null, marked = button ?? why ?? place;
     const aside = place.closest(".plan-side");
@@ -74,11 +76,11 @@
     if (!link || link.pathname + link.search !== location.pathname + location.search) return;
     event.preventDefault();  // the browser's own jump would take the focus away again
     history.replaceState(null, "", link.hash || location.pathname + location.search);
-    lead();
+    lead(true);
   });
   addEventListener("load", () => {
     const place = location.hash && $(decodeURIComponent(location.hash.slice(1)));
-    if (place && (place.matches("dialog") || $("next-step")?.hash === location.hash)) setTimeout(lead, 100);
+    if (place && (place.matches("dialog") || $("next-step")?.hash === location.hash)) setTimeout(() => lead(false), 100);
   });
 
   let first = "", since = 0;  // the first key of a pair such as "g d"

@@ -1,0 +1,90 @@
+"""The models that write captions, and whether this computer can run each of them."""
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from videotune.captioning.offered_models import offered_models
+from videotune.studio import gpu
+
+SERVER_PACKAGE = "openai"
+"""The package that asks a server."""
+
+INSTALL_OPTIONS = {SERVER_PACKAGE: '-c .venv/constraints.txt -e ".[caption]"'}
+"""By package, what ``pip install`` is given; other packages by their names."""
+
+
+@dataclass(frozen=True)
+class CaptionChoice:
+    """A model as the dialog offers it."""
+
+    facts: Mapping[str, Any]
+    """Its entry in the list of models."""
+
+    memory: str
+    """The memory that it needs on this computer."""
+
+    verdict: str
+    """Whether it runs here, in a few words."""
+
+    colour: str
+    """The colour of the verdict's badge."""
+
+
+def missing_package(package: str) -> str:
+    """Return how to get a package that is not installed; "" if it is, or none is needed."""
+    if not package or importlib.util.find_spec(package) is not None:
+        return ""
+    options = INSTALL_OPTIONS.get(package, package)
+    return (
+        f"needs the package {package}, which is not installed here: "
+        f"pip install {options}, then start the studio again"
+    )
+
+
+def caption_choices() -> list[CaptionChoice]:
+    """Return the models with what this computer, which runs them, lacks for each.
+
+    The card of the plan may be in another computer and says nothing here.
+    """
+    gpus = gpu.list_gpus()
+    if gpus:
+        gigabytes = gpus[0].memory_total / 2**30
+        return [_on_card(facts, gigabytes) for facts in offered_models()]
+    gigabytes = psutil.virtual_memory().total / 2**30
+    return [_on_processor(facts, gigabytes) for facts in offered_models()]
+
+
+def dialog_values() -> dict[str, Any]:
+    """Return what the template of the dialog needs."""
+    return {
+        "caption_choices": caption_choices(),
+        "missing_package": missing_package,
+        "server_package": SERVER_PACKAGE,
+    }
+
+
+def _on_card(facts: Mapping[str, Any], gigabytes: float) -> CaptionChoice:
+    needed = facts["memory_gb"]
+    memory = f"{needed:g} GB of the card's memory"
+    if missing_package(facts["package"]):
+        return CaptionChoice(facts, memory, "a package is missing", "bad")
+    if needed > gigabytes:
+        verdict = f"too large for the card here ({gigabytes:.0f} GB)"
+        return CaptionChoice(facts, memory, verdict, "bad")
+    return CaptionChoice(facts, memory, "fits the card here", "good")
+
+
+def _on_processor(facts: Mapping[str, Any], gigabytes: float) -> CaptionChoice:
+    # Without a card the weights are in float32, twice the size of their download.
+    needed = facts["memory_gb"] + facts["download_gb"]
+    memory = f"{needed:.0f} GB of this computer's memory, as it has no NVIDIA card"
+    if missing_package(facts["package"]):
+        return CaptionChoice(facts, memory, "a package is missing", "bad")
+    if needed > gigabytes:
+        verdict = f"too large for this computer ({gigabytes:.0f} GB)"
+        return CaptionChoice(facts, memory, verdict, "bad")
+    return CaptionChoice(facts, memory, "runs here on the processor, slowly", "care")
