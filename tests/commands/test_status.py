@@ -99,6 +99,32 @@ def test_the_files_and_the_next_command_are_of_the_recommended_step(
     assert ["recommended" in line for line in of_files] == [True, False]
 
 
+def test_likely_copies_and_faulty_samples_are_named_with_where_to_look(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    black = {"picture": {"fault": "black"}}
+    replication = {"line": 0.7, "copies": 2, "base_copies": 0}
+    measured = {"kind": "sample_metrics", "step": 3, "samples": [black, {}, {}]}
+    records = [start(), *(step(number) for number in range(1, 4))]
+    records += [measured | {"replication": replication}]
+    records += [{"kind": "save", "step": 3, "path": "checkpoints/step-3"}]
+    write_journal(folder, records)
+
+    (row,) = status_of(tmp_path, capsys)["runs"]
+    found = {"step": 3, "copies": 2, "base_copies": 0, "samples": 3}
+    assert row["likely_copies"] == found
+    assert "1 is black" in row["faulty_samples"]
+
+    assert run("status", folder) == DONE
+    printed = capsys.readouterr().out
+    assert printed.count(f"videotune report {folder}") == 2, "there is no report yet"
+    (folder / "report.html").touch()
+    assert run("status", folder) == DONE
+    printed = capsys.readouterr().out
+    assert printed.count(str(folder / "report.html")) == 2
+
+
 def test_of_several_runs_the_others_are_named_with_the_command_that_shows_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

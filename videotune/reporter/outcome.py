@@ -1,7 +1,6 @@
 """The state of a run, its verdict, and the recommended checkpoint with the evidence."""
 
 import re
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from videotune.reporter.read import (
 )
 from videotune.runs.run_life import life
 from videotune.sampling.picture_faults import faulty_kinds, remark_at
-from videotune.text import moment, plain
+from videotune.text import as_argument, moment, plain
 from videotune.validation.frontier import kept_by_step, weigh_kept
 from videotune.validation.overfitting import LAST_STEP, recommend
 
@@ -241,7 +240,7 @@ def _shown_folder(run: Run) -> str:
     that the page says nothing of the machine.
     """
     folder = run.folder
-    return folder.name if folder.is_absolute() else shlex.quote(str(folder))
+    return as_argument(folder.name if folder.is_absolute() else folder)
 
 
 def _doubt(run: Run) -> str:

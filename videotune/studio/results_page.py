@@ -18,6 +18,7 @@ from videotune.queue.entries import QueueEntry
 from videotune.reporter.comparison import write_comparison
 from videotune.reporter.inventory import use
 from videotune.reporter.read import Run, items, mapping
+from videotune.reporter.sample_findings import sample_findings
 from videotune.sampling.picture_faults import describe_sound, remark_at
 from videotune.studio import (
     header,
@@ -97,7 +98,7 @@ def result(page: PageContext) -> str:
         taken=files_to_take(files, step),
         formats=export_formats(run),
         preview=_preview_of(run, page.current_project, step),
-        remark=remark_at(run.journal, step) if step is not None else "",
+        samples=sample_findings(run.journal, step),
         losses=dict(run.held_out_losses),
         works=_output_jobs(page, run_data["name"]),
         there=[name for name in RUN_FILES if (run.folder / name).is_file()],
