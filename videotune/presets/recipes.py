@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import math
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 from videotune.config.base_models import has_pictures_only, starting_keys
 from videotune.config.nested_keys import flatten, merge, unflatten
+from videotune.config.usual_rates import LOW_RATE, SAFE_VIEWS
 from videotune.errors import VideotuneError, did_you_mean
 from videotune.files import read_json
 from videotune.presets import shipped
@@ -332,6 +334,12 @@ def config_of(
     is_small = clips < SMALL
     keys["epochs"] = chosen["small" if is_small else "large"]
     keys = merge(keys, starting_keys(str(keys["base_model_name"])))
+    if keys.get("learning_rate", math.inf) <= LOW_RATE:
+        keys["epochs"] = min(keys["epochs"], SAFE_VIEWS)
+        reasons["epochs"] = (
+            f"times that each window is seen: at a rate of {keys['learning_rate']:g} up to "
+            f"20-{SAFE_VIEWS} should be safe"
+        )
     keys, reasons = _fit_card(keys, reasons, preset, card)
     keys, reasons = _fit_intervals(keys, reasons, clips, preset_steps)
 

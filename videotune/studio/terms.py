@@ -124,7 +124,14 @@ first.
 
 _RULES_COMPILED = tuple((re.compile(pattern), text) for pattern, text in _RULES)
 
-_SIGNS = ("--", "`videotune", "videotune resume", "of kind ", "not counted in tokens", "held")
+_SIGNS = (
+    "--",
+    "`videotune",
+    "videotune resume",
+    "of kind ",
+    "not counted in tokens",
+    "held",
+)
 """What a text has that is to be said otherwise."""
 
 _OPTION = re.compile(r"(?<![\w-])--([a-z][\w-]*)")
