@@ -53,6 +53,10 @@ FOLDERS = (
 """Folders of the package whose lines can be mutated; tests/ has a folder of the same name."""
 
 TESTS = {
+    "adapters/adapter_types.py": [
+        "tests/adapters/test_adapter_types.py",
+        "tests/adapters/test_adapter_settings.py",
+    ],
     "adapters/layers.py": ["tests/adapters", "tests/effects/test_effects_text.py"],
     "adapters/lora.py": [
         "tests/adapters",
@@ -70,6 +74,10 @@ TESTS = {
         "tests/effects/test_effects_options.py",
         "tests/commands/test_text_runs.py",
     ],
+    "exporter/base_loras.py": [
+        "tests/exporter/test_base_loras.py",
+        "tests/exporter/test_written_facts.py",
+    ],
     "exporter/formats.py": ["tests/exporter", "tests/effects/test_effects_text.py"],
     "exporter/full.py": [
         "tests/exporter",
@@ -86,10 +94,12 @@ TESTS = {
     ],
     "exporter/lora_inspect.py": [
         "tests/exporter/test_lora_inspect.py",
+        "tests/exporter/test_lora_figures.py",
         "tests/models/test_ltx2_connectors.py",
     ],
     "exporter/lora_tools.py": [
         "tests/exporter/test_lora_tools.py",
+        "tests/exporter/test_lora_figures.py",
         "tests/models/test_ltx2_connectors.py",
     ],
     "latent_cache/batch_source.py": [

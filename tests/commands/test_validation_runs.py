@@ -32,6 +32,7 @@ from videotune.latent_cache.view_bands import views_text
 from videotune.model_spec import VideoRules
 from videotune.planner.plan import make_plan
 from videotune.runs.checkpoint import pick
+from videotune.runs.journal import readings_of
 from videotune.runs.run_dir import begin, run_settings
 from videotune.toy.dataset import write_dataset
 from videotune.trainer.loop import train_loop
@@ -205,6 +206,32 @@ def test_the_validation_set_is_frozen_and_a_changed_one_is_reported(
     assert "its averaging differ" in warnings_of(run)[-1]
 
 
+def test_a_validation_set_goes_on_where_training_clips_change(
+    settings: Make, tmp_path: Path
+) -> None:
+    """The error on clips kept aside stays a share of the base model's."""
+    run = tmp_path / "run"
+    assert train(settings("steps=2"), run) == DONE
+    frozen = read_json(run / "validation.json")
+    for caption in (tmp_path / "own" / "captions").glob("*.txt"):
+        caption.write_text("quite another caption")
+    assert resume(run, "steps=4", data_change=True) == DONE
+
+    readings = of_kind(run, "validation")
+    assert {reading["validation"] for reading in readings} == {frozen["name"]}
+    assert readings_of(readings) == readings
+    assert readings[0]["held_out"]["normalised"] == 1.0
+    assert readings[-1]["held_out"]["normalised"] != 1.0
+    (warning,) = warnings_of(run)
+    assert "the text of its training clips changed" in warning
+    now = read_json(run / "validation.json")
+    assert now["named_with"] == frozen["train"] != now["train"]
+
+    assert resume(run, "steps=5") == DONE
+    assert warnings_of(run) == [warning]
+    assert of_kind(run, "validation")[-1]["validation"] == frozen["name"]
+
+
 def test_the_plan_has_the_steps_for_a_number_of_times_seen(
     overrides: Make, capsys: Printed
 ) -> None:
@@ -358,9 +385,9 @@ def test_whatever_is_trained_is_measured(kind: str, work: Work) -> None:
     lines = of_kind(run, "sample_metrics")
     assert [line["step"] for line in lines] == [0, 2, 4]
     assert warnings_of(run) == []
-    energy = [line["motion"]["energy"] for line in lines]
-    assert energy[0]["to_base"] == 1
-    assert len({one["value"] for one in energy}) == 3
+    assert lines[0]["motion"]["energy"]["to_base"] == 1
+    measured = [json.dumps([line["motion"], line["replication"]]) for line in lines]
+    assert len(set(measured)) == 3
 
 
 def test_other_settings_than_the_base_s_are_not_measured(
@@ -369,7 +396,7 @@ def test_other_settings_than_the_base_s_are_not_measured(
     """The base's samples are made once and kept."""
     run = shutil.copytree(two[0], tmp_path / "run")
     with np.load(run / "sample_metrics" / "base.npz") as file:
-        assert file["films"].shape == (4, 5, 16, 16, 3)
+        assert file["films"].shape == (4, 5, 32, 32, 3)
     kept = read_json(run / "sample_metrics.json")["reading"]["name"]
     assert kept == of_kind(run, "sample_metrics")[0]["sample_metrics"]
     assert len(list((run / "sample_metrics").glob("step-000000-*.mp4"))) == 4
@@ -418,10 +445,15 @@ def test_samples_have_the_smallest_shape_of_the_model() -> None:
     assert metric_shape(ClipShape(17, 480, 832, 16.0), rules) == ClipShape(
         5, 240, 416, 16.0
     )
-    assert metric_shape(ClipShape(17, 16, 48, 16.0), rules) == ClipShape(
-        5, 16, 16, 16.0
+    halved = metric_shape(ClipShape(17, 368, 640, 16.0), rules)
+    assert halved == ClipShape(5, 176, 320, 16.0)
+    assert metric_shape(ClipShape(1, 256, 256, 16.0), rules) == ClipShape(
+        1, 128, 128, 16.0
     )
-    assert metric_shape(ClipShape(1, 64, 64, 16.0), rules) == ClipShape(1, 32, 32, 16.0)
+    # Of a picture of less than 128 pixels nothing could be measured.
+    for height, width in ((240, 832), (480, 240), (64, 64), (16, 48)):
+        kept = metric_shape(ClipShape(17, height, width, 16.0), rules)
+        assert kept == ClipShape(5, height, width, 16.0)
     only = VideoRules(0, 49, 16, 8, 8, 4, most_frames=49, size=(480, 720))
     assert metric_shape(ClipShape(49, 480, 720, 8.0), only) == ClipShape(
         49, 480, 720, 8.0

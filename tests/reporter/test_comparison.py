@@ -15,6 +15,7 @@ from videotune.reporter import outcome
 from videotune.reporter.comparison import (
     BEST_FIRST,
     comparison_table,
+    differences_of_data,
     write_comparison,
 )
 from videotune.reporter.read import read_run
@@ -133,6 +134,55 @@ def test_the_better_of_two_runs_of_one_name_comes_first_everywhere(
     assert re.findall(r"<figcaption>([^,]+),", page)[:2] == names
     sources = attributes(page, "src", "video")
     assert [source.partition("/")[0] for source in sources[:2]] == [best, other]
+
+
+def test_a_run_whose_clips_kept_aside_changed_is_not_ranked_with_others(
+    tmp_path: Path,
+) -> None:
+    """Its errors are shares of another error than the base model's."""
+    changed, other = (full_run(tmp_path / name) for name in ("changed", "other"))
+    divide_held_out_errors(changed)
+    change_clips_kept_aside(changed)
+    page = write_comparison([changed, other], tmp_path / "comparison.html")
+
+    text = page.read_text(encoding="utf-8")
+    assert re.findall(r'data-label="run">([^<]+)<', text) == ["other", "changed"]
+    assert text.count("since its clips kept aside changed there") == 1
+
+
+def change_clips_kept_aside(folder: Path) -> None:
+    """Give the first validation another set than the later ones."""
+    journal = folder / "journal.jsonl"
+    records = [json.loads(line) for line in journal.read_text().splitlines()]
+    first = next(record for record in records if record["kind"] == "validation")
+    first["validation"] = "another"
+    journal.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def test_other_clips_and_captions_are_differences(tmp_path: Path) -> None:
+    folders = [full_run(tmp_path / name) for name in ("first", "second", "third")]
+    runs = [read_run(folder) for folder in folders]
+    assert differences_of_data(runs) == {}, "the same clips with the same captions"
+
+    account = json.loads((folders[1] / "check.json").read_text())
+    used = [clip for clip in account["clips"] if clip["used"] or clip["held_out"]]
+    used[0]["captions"] = ["quite another caption"]
+    write_file(folders[1], "check.json", account)
+    account = json.loads((folders[2] / "check.json").read_text())
+    next(clip for clip in account["clips"] if clip["used"])["id"] = "f" * 32
+    write_file(folders[2], "check.json", account)
+
+    count = len(used)
+    found = differences_of_data([read_run(folder) for folder in folders])
+    assert found == {
+        "clips": [
+            f"{count} clips",
+            f"{count} clips",
+            f"{count} clips, 1 of them others",
+        ],
+        "captions": ["–", f"1 of {count} differ", "–"],
+    }
+    assert run("compare", *folders) == 0
 
 
 def divide_held_out_errors(folder: Path) -> None:

@@ -351,6 +351,46 @@ def test_a_fall_that_may_be_chance_is_no_end_of_learning(tmp_path: Path) -> None
     assert "Keep more clips aside for checking" in said
 
 
+def test_errors_of_other_clips_are_not_called_shares_of_the_base_model(
+    tmp_path: Path,
+) -> None:
+    """The clips kept aside changed at step 60, where the first reading of them is 1."""
+    course = tuple((step + 60, held_out, train) for step, held_out, train in LEARNT)
+    page = reports.report(ended(tmp_path, course, 90))
+    said = reports.visible_text(page)
+    assert "The clips kept aside changed at step 60" in said
+    assert "70% of that at step 60 at step 90" in said
+    assert "70% of the error on clips kept aside at step 60, at step 90" in said
+    assert "of the base model's error" not in said
+    assert "a share of the base model's" not in said
+
+
+LEARNT = ((0, 1.0, 1.0), (10, 0.9, 0.9), (20, 0.8, 0.8), (30, 0.7, 0.7))
+
+
+@pytest.mark.parametrize(
+    ("held_out", "advice"),
+    [
+        ((1.0, 0.9, 0.8, 0.7), "More steps would probably help"),
+        ((1.0, 0.35, 0.348, 0.344), "It falls slowly, by 2% since step 10"),
+        ((1.0, 0.35, 0.349, 0.348), "It falls slowly, by less than 1% since step 10"),
+    ],
+)
+def test_more_steps_are_advised_where_the_error_still_falls_by_much(
+    tmp_path: Path, held_out: tuple[float, ...], advice: str
+) -> None:
+    course = tuple((10 * i, error, error) for i, error in enumerate(held_out))
+    lines = [reports.start(), *map(reports.step, range(1, 31)), *judged(*course)]
+    reports.write_journal(
+        tmp_path, [*lines, {"kind": "end", "step": 30, "why": "done"}]
+    )
+    reports.write_file(tmp_path, "config.json", reports.config() | {"steps": 30})
+    said = reports.part(reports.report(tmp_path), "verdict")
+    assert "LEARNING" in said
+    assert advice in said
+    assert ("would change little" in said) is ("slowly" in advice)
+
+
 def test_a_figure_of_the_held_out_clips_is_the_same_on_the_whole_page(
     tmp_path: Path,
 ) -> None:
@@ -376,7 +416,7 @@ def test_a_figure_of_the_held_out_clips_is_the_same_on_the_whole_page(
     [
         (
             (1.0, 0.9, 0.8, 0.7),
-            f"LEARNING It was still learning at step 30: {ERROR} 70% of the base model's at step 30, and falls.",
+            f"LEARNING It was still learning at step 30: {ERROR} 70% of the base model's at step 30, its lowest.",
             30,
         ),
         (

@@ -66,6 +66,28 @@ def test_a_run_whose_clips_are_as_they_were_is_resumed_at_once(
     assert is_queued(cats)
 
 
+def test_a_result_of_other_captions_is_called_that(
+    cats: projects.Project, client: Any
+) -> None:
+    """On the page Results and in the path, once the run is done."""
+    run = cats.folder / "runs" / "run-1"
+    with (run / "journal.jsonl").open("a") as journal:
+        journal.write(json.dumps({"kind": "end", "step": 9, "why": "done"}) + "\n")
+    write_json(run / "exports.json", [])
+    write_json(
+        run / "config.json",
+        json.loads((run / "config.json").read_text()) | {"steps": 3},
+    )
+    (run / "checkpoints" / "step-00000003").mkdir(parents=True, exist_ok=True)
+
+    before = client.get("/p/cats/results?run=run-1").text
+    assert "clips changed since" not in before
+    captions_edit.change(cats, {"clips/a.mp4": "a red ball"}, "edit")
+    after = client.get("/p/cats/results?run=run-1").text
+    assert "clips changed since run-1" in after
+    assert "with older clips" in after or "after the next run" in after
+
+
 def test_a_run_with_another_caption_is_asked_about_before_it_starts(
     cats: projects.Project, client: Any
 ) -> None:

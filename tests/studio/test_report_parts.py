@@ -38,7 +38,13 @@ def test_each_class_of_a_chart_has_a_style() -> None:
         x_label="step",
         marks=[20],
     )
-    grounds = {"chart": chart, "best": 20, "changes": [], "clips": []}
+    grounds = {
+        "chart": chart,
+        "best": 20,
+        "changed_at": 0,
+        "changes": [],
+        "clips": [],
+    }
     exposure = {"absent": "", "clips": [], "regularization": {"num": 0}}
     page = render("train_exposure", d=exposure, grounds=grounds)
 
@@ -137,15 +143,25 @@ def test_the_mark_of_the_best_step_is_below_the_curve_of_held_out_clips() -> Non
 
 def test_the_page_says_why_the_best_step_is_not_the_recommended_one() -> None:
     saves = [(60, Path("step-60")), (120, Path("step-120"))]
+    measured = (0, 60, 100, 120)
     without_turn = {"best_step": 100, "turned": False}
-    assert describe_best_step(without_turn, 100, saves) == ""
-    assert describe_best_step({"best_step": None, "turned": False}, 120, saves) == ""
-    missing = describe_best_step(without_turn, 120, saves)
+    assert describe_best_step(without_turn, 100, saves, measured) == ""
+    assert (
+        describe_best_step({"best_step": None, "turned": False}, 120, saves, measured)
+        == ""
+    )
+    missing = describe_best_step(without_turn, 120, saves, measured)
     assert "step 100" in missing
     assert "no checkpoint" in missing
-    as_good = describe_best_step({"best_step": 60, "turned": False}, 120, saves)
+    as_good = describe_best_step(
+        {"best_step": 60, "turned": False}, 120, saves, measured
+    )
     assert "step 60" in as_good
     assert "no checkpoint" not in as_good
+    unmeasured = describe_best_step(
+        {"best_step": 60, "turned": False}, 120, saves, (0, 60)
+    )
+    assert "step 120 itself was not measured" in unmeasured
 
 
 def test_a_run_without_held_out_clips_says_so_at_each_checkpoint(

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from videotune.validation.chance import STUDENT_T
 from videotune.validation.overfitting import (
     LEARNING,
     OVERFITTING,
     PLATEAU,
-    STUDENT_T,
     _direction,
     as_good,
     count_latest,

@@ -112,7 +112,9 @@ def peft_config(
             return peft.LoKrConfig(
                 **common, alpha=alpha, rank_dropout=dropout, rank_dropout_scale=True
             )
-    return peft.OFTConfig(oft_block_size=rank, target_modules=paths)
+        case "OFT":
+            return peft.OFTConfig(oft_block_size=rank, target_modules=paths)
+    raise ValueError(f"{kind} is not a type of adapter")
 
 
 def side_of(numbers: int) -> int:

@@ -249,7 +249,7 @@ def lay_rows(part: TextPart, tokens: Sequence[str], rows: Tensor) -> nn.Paramete
     table = encoder.get_input_embeddings()
     if rows.shape != (len(tokens), table.weight.shape[1]):
         raise VideotuneError(
-            f"{tokens[0]} has rows of {rows.shape[-1]} numbers, and the text encoder reads "
+            f"{tokens[0]} has rows of {rows.shape[1]} numbers, and the text encoder reads "
             f"{table.weight.shape[1]}: it is for another one"
         )
     first = add_tokens(part.tokenizer, tokens)

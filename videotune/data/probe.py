@@ -205,7 +205,6 @@ def _read_media_info(path: str, container: Any) -> MediaInfo:
     if rotation % 180:
         width, height = height, width
 
-    has_alpha = _has_alpha(frame, stream)
     hdr = _hdr_transfer(frame, context, side_data)
     return MediaInfo(
         path=path,
@@ -226,7 +225,7 @@ def _read_media_info(path: str, container: Any) -> MediaInfo:
         hdr=hdr,
         gamut=None if hdr else _wide_gamut(frame, context),
         unconverted="" if hdr else _unconverted_colours(frame, context),
-        transparent=has_alpha,
+        transparent=_has_alpha(frame, stream),
         restarts=demuxed.restarts,
         crop=side_data.crop,
         stereo=side_data.stereo,

@@ -321,9 +321,7 @@ def read_effects(
     zero = torch.zeros(())
     for module in net.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
-            shared_weight = nn.Parameter(
-                zero.expand(parameter.shape), requires_grad=False
-            )
+            shared_weight = nn.Parameter(zero.expand(parameter.shape))
             setattr(module, name, shared_weight)
 
     reader = read_lora(family, net, path, READ)

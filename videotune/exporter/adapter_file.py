@@ -28,7 +28,9 @@ _MODULE_NAME = re.compile(r"[\w.]+")
 def refuse_large_file(path: Path) -> None:
     """Raise VideotuneError for a file that is too large for an adapter, and for a pipe."""
     require_file(path)
-    size = path.stat().st_size if path.is_file() else 0
+    if not path.is_file():
+        return
+    size = path.stat().st_size
     if size > ADAPTER_BYTES:
         raise VideotuneError(
             f"{path} has {size >> 30} GB, which is too large for an adapter"

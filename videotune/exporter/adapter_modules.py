@@ -81,10 +81,9 @@ class AdapterModule:
         if rank:
             return rank
 
-        full_factors = [
-            self.parts[name] for name in ("lokr_w2", "oft_R") if name in self.parts
-        ]
-        return min(factor.shape[-1] for factor in full_factors)
+        if "oft_R" in self.parts:
+            return side_of(self.parts["oft_R"].shape[1])
+        return self.parts["lokr_w2"].shape[1]
 
     @property
     def delta(self) -> Tensor:

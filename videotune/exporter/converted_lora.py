@@ -65,7 +65,8 @@ def convert_with_diffusers(
     converted_paths = {
         key.removeprefix("transformer.").rpartition(".lora_")[0] for key in converted
     }
-    if not converted_paths <= model_paths:
+    unknown_paths = converted_paths - model_paths
+    if unknown_paths:
         raise unreadable
     if lost:
         note(
@@ -124,10 +125,8 @@ def lost_tensors(
     numbers: set[float] = set()
     for value in convert(numbered).values():
         # Converters join and split tensors by rows or columns.
-        first_column = value.reshape(len(value), -1)[:, 0] if value.ndim else value
-        numbers |= set(first_column.flatten().tolist())
-        if value.ndim > 1:
-            numbers |= set(value[0].flatten().tolist())
+        table = value.reshape(len(value), -1) if value.ndim else value.reshape(1, 1)
+        numbers.update(table[:, 0].tolist(), table[0].tolist())
     return [
         key for number, key in enumerate(state, start=1) if float(number) not in numbers
     ]

@@ -340,7 +340,7 @@ def _merge_part(
         _merge_converted(net, dtype, sources, new_weight, folder)
         return len(new_weight)
 
-    folder.mkdir(parents=True)
+    folder.mkdir()
     for entry in sorted(base.iterdir()):
         if not entry.is_file() or entry.name.startswith("."):
             continue

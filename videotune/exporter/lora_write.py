@@ -266,8 +266,7 @@ def _with_alpha_tensors(named: Modules, form: str) -> WrittenLora:
             tensors[key] = value
 
         if rank is not None and (form == "kohya" or module.scale != 1.0):
-            alpha = torch.tensor(module.scale * rank, dtype=torch.float32)
-            tensors[f"{name}.alpha"] = alpha
+            tensors[f"{name}.alpha"] = torch.tensor(module.scale * rank)
     return WrittenLora(tensors, folded=folded)
 
 

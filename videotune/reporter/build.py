@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 from videotune import text
 from videotune.files import write_text
 from videotune.model_spec import asset_title
-from videotune.reporter import curves, inventory, kept, outcome, previews
+from videotune.reporter import curves, inventory, kept, outcome, previews, verdict_words
 from videotune.reporter.comfyui import expert_in
 from videotune.reporter.previews import Media
 from videotune.reporter.privacy import shareable, without_machine
@@ -276,6 +276,12 @@ def environment(*packages: str) -> Environment:
         "repr": repr,
         "with_code": with_code,
         "expert_in": expert_in,
+        "changed_at": verdict_words.changed_at,
+        "is_undecided": verdict_words.is_undecided,
+        "is_unknown": verdict_words.is_unknown,
+        "is_unproven": verdict_words.is_unproven,
+        "shown_word": verdict_words.shown_word,
+        "share_reference": verdict_words.share_reference,
     }
     return templates
 

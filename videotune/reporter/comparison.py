@@ -13,9 +13,11 @@ from videotune.reporter.build import render, summary
 from videotune.reporter.previews import MAX_ROWS, link_in, sample_rows
 from videotune.reporter.privacy import shareable
 from videotune.reporter.progress import progress
-from videotune.reporter.read import Record, Run, number, points, read_run
+from videotune.reporter.read import Record, Run, items, number, points, read_run
 from videotune.reporter.setting_cells import folder_names, setting_cells
+from videotune.reporter.verdict_words import changed_at, share_reference, shown_word
 from videotune.sampling.picture_faults import describe_faults, describe_sound
+from videotune.text import counted
 
 MOST_KEYS_BESIDE = 3
 """Settings that differ which are columns of the table of results; more have their own
@@ -99,6 +101,9 @@ def _ranked_rows(
     for key in keys:
         values = [settings.get(key) for settings in run_settings]
         cells_by_key.append(setting_cells(key, values))
+    for name, cells in differences_of_data(runs).items():
+        keys.append(name)
+        cells_by_key.append(cells)
 
     rows = []
     for index, run in enumerate(runs):
@@ -170,6 +175,36 @@ def differing_settings(runs: Sequence[Run]) -> list[str]:
     return differing
 
 
+def differences_of_data(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """Return a cell for each run on its clips and on their captions, if they differ from
+    those of the first run; of clips that both have, captions are compared.
+    """
+    captions_by_run = [_captions_by_clip(run) for run in runs]
+    first = captions_by_run[0]
+    if not all(captions_by_run):
+        return {}  # a run from elsewhere may have no account of its clips
+
+    clip_cells = []
+    caption_cells = []
+    for captions in captions_by_run:
+        others = sum(clip not in first for clip in captions)
+        cell = counted(len(captions), "clip")
+        clip_cells.append(f"{cell}, {others} of them others" if others else cell)
+
+        common = [clip for clip in captions if clip in first]
+        changed = sum(captions[clip] != first[clip] for clip in common)
+        caption_cells.append(f"{changed} of {len(common)} differ" if changed else "–")
+
+    cells = {"clips": clip_cells, "captions": caption_cells}
+    return {name: row for name, row in cells.items() if len(set(row)) > 1}
+
+
+def _captions_by_clip(run: Run) -> dict[str, list[Any]]:
+    """Return the captions of the clips that a run used, by the clips' ids."""
+    used = [clip for clip in run.clips if clip["used"] or clip["held_out"]]
+    return {str(clip["id"]): items(clip["captions"]) for clip in used}
+
+
 def _fits_beside_results(rows: Sequence[dict[str, Any]]) -> bool:
     """Whether the settings that differ fit into the table of results."""
     values: list[str] = []
@@ -193,6 +228,10 @@ def _comparison_row(
     if error is not None and not is_recommended:
         lowest_step = min(losses, key=lambda step: (losses[step], step))
         held_out += f" at step {text.plain(lowest_step)}"
+    # Shares of another error than the base model's stand in no order with the others.
+    other_base = changed_at(run)
+    if error is not None and other_base:
+        held_out += f" times {share_reference(other_base)}, since its clips kept aside changed there"
 
     link = None
     report = run.folder / "report.html"
@@ -209,14 +248,14 @@ def _comparison_row(
         "values": cells,
         "state": summary(run)["state"],
         "steps": run.steps.last,
-        "verdict": (verdict["latest"] or {}).get("verdict") or "none",
+        "verdict": shown_word(verdict["latest"]),
         "recommended": verdict["step"],
         "held_out": held_out or None,
         "training": _training_error(run, verdict["step"]),
         "loss": _mean_error(run),
         "held_out_parts": _errors_by_part(run, verdict["step"]),
         "minutes": minutes,
-        "rank": (error is None, error or 0.0),
+        "rank": (error is None or bool(other_base), error or 0.0),
     }
 
 

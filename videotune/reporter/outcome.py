@@ -19,15 +19,14 @@ from videotune.reporter.read import (
     points,
     read_run,
 )
+from videotune.reporter.verdict_words import changed_at, share_reference
 from videotune.runs.run_life import life
 from videotune.sampling.picture_faults import faulty_kinds, remark_at
 from videotune.text import as_argument, moment, plain
 from videotune.validation.frontier import kept_by_step, weigh_kept
-from videotune.validation.overfitting import LAST_STEP, recommend
+from videotune.validation.overfitting import LAST_STEP, recent_readings, recommend
 
-RELATIVE_ERROR = (
-    "error on the same clips, relative to the base model: below 1 is better"
-)
+RELATIVE_ERROR = "error on the same clips, as a share of {}: below 1 is better"
 
 PART_STROKES = (("one", "two"), ("three", "four"))
 """Strokes of the curves of held-out and training clips, of the first and second part."""
@@ -196,6 +195,8 @@ def verdict(run: Run) -> dict[str, Any]:
             exported_files.append(path)
     return {
         "absent": absent,
+        "changed_at": changed_at(run),
+        "recent_fall": _recent_fall(run),
         "demo": run.demo,
         "changes": [] if run.demo else _error_changes(run),
         "has_held_out": bool(run.held_out_losses),
@@ -273,6 +274,18 @@ def _error_changes(run: Run) -> list[tuple[str, float, float]]:
     return changes
 
 
+def _recent_fall(run: Run) -> dict[str, float] | None:
+    """Return by what share the error on clips kept aside has fallen of late, and since
+    which step; None where it was not measured.
+    """
+    recent = recent_readings(run.validations)
+    curve = points(recent, "held_out", "normalised")
+    if len(curve) < 2 or not curve[0][1]:
+        return None
+    since, first = curve[0]
+    return {"share": 1 - curve[-1][1] / first, "since": since}
+
+
 def recommended_checkpoint(run: Run, latest: Record) -> tuple[int | None, str]:
     """Return the recommended step, and why it is not the best one (empty if it is).
 
@@ -333,7 +346,7 @@ def grounds(run: Run) -> dict[str, Any]:
     if lines and has_course:
         chart = line_chart(
             lines,
-            says=RELATIVE_ERROR,
+            says=RELATIVE_ERROR.format(share_reference(changed_at(run))),
             x_label="step",
             marked_points=best_points,
         )
@@ -349,7 +362,13 @@ def grounds(run: Run) -> dict[str, Any]:
         for part in run.parts:
             for row in _clip_rows(run, part.validations):
                 clips.append({**row, "part": part.name})
-    return {"chart": chart, "best": best, "changes": changes, "clips": clips}
+    return {
+        "chart": chart,
+        "best": best,
+        "changed_at": changed_at(run),
+        "changes": changes,
+        "clips": clips,
+    }
 
 
 def _clip_rows(run: Run, records: Sequence[Record]) -> list[dict[str, Any]]:

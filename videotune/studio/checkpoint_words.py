@@ -1,6 +1,6 @@
 """What is said of the checkpoint that a run recommends."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,16 @@ def describe_best_step(
     verdict: Mapping[str, Any],
     recommended: int | None,
     saves: Sequence[tuple[int, Path]],
+    measured: Collection[float],
 ) -> str:
     """Return why the step with the lowest error on held-out clips is not the recommended
     one; empty if it is, or if the recommendation's own reason says so.
+
+    Args:
+        verdict: the latest one.
+        recommended: the recommended step, if there is one.
+        saves: steps and folders of the checkpoints.
+        measured: steps at which clips kept aside were measured.
     """
     best = number(verdict["best_step"])
     if best is None or recommended is None or best == recommended or verdict["turned"]:
@@ -42,4 +49,6 @@ def describe_best_step(
         return f"{lowest}, the base model itself"
     if best not in [step for step, _ in saves]:
         return f"{lowest}, of which there is no checkpoint"
+    if recommended not in measured:
+        return f"{lowest}; step {plain(recommended)} itself was not measured"
     return f"{lowest}; the later steps are as good within what chance explains"

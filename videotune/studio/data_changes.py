@@ -47,6 +47,16 @@ def ask_about_changes(project: Project, run: Run, form: FormData) -> Response | 
     return reply(status=409, ask=question)
 
 
+def changes_since(project: Project, run: Run) -> str:
+    """Return how the clips of a project have changed since a run of its own began; empty
+    if they have not, or the run came from another computer.
+    """
+    is_own = any(
+        Path(str(row["path"])).is_relative_to(project.folder) for row in run.clips
+    )
+    return describe_changes(project, run) if is_own else ""
+
+
 def describe_changes(project: Project, run: Run) -> str:
     """Return how the clips of the project's own folders differ from those of a run, as
     far as the account of the run and the last check know; empty if they do not.

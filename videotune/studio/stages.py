@@ -15,6 +15,7 @@ from videotune.reporter.outcome import FINISHED_STATES
 from videotune.reporter.read import Run, mapping
 from videotune.studio import clip_row, clip_words, clips, gpu, projects, run_states
 from videotune.studio.clip_row import ClipRow
+from videotune.studio.data_changes import changes_since
 from videotune.studio.failures import open_failure
 from videotune.studio.form import inherited_values
 from videotune.studio.project_plan import plan_answer
@@ -187,7 +188,14 @@ def _run_stages(page: PageContext) -> Iterator[Stage]:
         yield plan
         text = f"settings changed since {names[0]}"
         yield Stage("run", "open", text, "setup", "Start training", part="start")
-        yield _older_result(names[0], state[0])
+        yield _older_result(names[0], state[0], "settings")
+        return
+    # A run that has not done all of its steps can go on with the changed clips.
+    if state[3] == "done" and changes_since(page.current_project, state[0]):
+        yield plan
+        text = f"clips changed since {names[0]}"
+        yield Stage("run", "open", text, "setup", "Start training", part="start")
+        yield _older_result(names[0], state[0], "clips")
         return
 
     # A run makes its own plan at its start, so nobody waits for this one.
@@ -219,11 +227,13 @@ def _stages_of_failure(
         yield Stage("result", "open", "after the run", "results", run=name)
 
 
-def _older_result(name: str, run: Run) -> Stage:
-    """Return the stage of a result whose settings are not those of the project any more."""
+def _older_result(name: str, run: Run, changed: str) -> Stage:
+    """Return the stage of a result whose settings or clips are not those of the project
+    any more.
+    """
     if not run.exports:
         return Stage("result", "open", "after the next run", "results", run=name)
-    text = f"of {name}, with older settings"
+    text = f"of {name}, with older {changed}"
     return Stage("result", "done", text, "results", run=name)
 
 

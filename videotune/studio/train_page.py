@@ -112,7 +112,9 @@ def run_context(page: PageContext) -> dict[str, Any]:
         "verdict": verdict,
         "best": best,
         "best_why": best_why,
-        "best_note": "" if best_why else describe_best_step(verdict, best, saves),
+        "best_note": ""
+        if best_why
+        else describe_best_step(verdict, best, saves, dict(run.held_out_losses)),
         "is_unmeasured": is_unmeasured(run, best, best_why),
         "kept": kept_figures(run),
         "saves": saves,

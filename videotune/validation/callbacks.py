@@ -51,7 +51,7 @@ from videotune.validation.validation_loss import (
     read_validation,
     relative_to_first,
 )
-from videotune.validation.validation_set import freeze_validation_set
+from videotune.validation.validation_set import FrozenSet, freeze_validation_set
 
 ValidationReading = Mapping[str, Any]
 """The result of ``read_validation``: "held_out" (None if no clip is), "train", …"""
@@ -95,18 +95,21 @@ class Validation(Callback):
         held_out, training = selection.validation_windows(job)
         self.loss = ValidationLoss(held_out, training, job.config.seed)
         self.verdict: Verdict | None = None
-        self._name: str | None = None
-        self._difference = ""
+        self._set: FrozenSet | None = None
 
     def windows(self) -> Sequence[Window]:
         """Return the training windows that it reads, and all held-out ones."""
         return (*self.loss.train, *self._job.library.held_out_windows)
 
     def name(self, trainer: Trainer) -> str:
-        """Return the name of the validation set; the first call freezes the set."""
-        if self._name is None:
-            self._name, self._difference = freeze_validation_set(trainer, self.loss)
-        return self._name
+        """Return the name of the validation set."""
+        return self._frozen_set(trainer).name
+
+    def _frozen_set(self, trainer: Trainer) -> FrozenSet:
+        """Return the validation set; the first call freezes it."""
+        if self._set is None:
+            self._set = freeze_validation_set(trainer, self.loss)
+        return self._set
 
     def status(self) -> str:
         """Return the label of the verdict."""
@@ -130,7 +133,19 @@ class Validation(Callback):
             # A reading may have been made before a kill, without its verdict.
             self.verdict = write_verdict(trainer, self._to_come(trainer, step))
         if is_main:
+            self._warn_of_other_clips(trainer, step)
             self._note_too_few(trainer, step)
+
+    def _warn_of_other_clips(self, trainer: Trainer, step: int) -> None:
+        """Say that from here on other training clips are measured, if they are."""
+        frozen = self._frozen_set(trainer)
+        if frozen.goes_on:
+            trainer.journal.warn(
+                step,
+                f"{frozen.difference} changed, which validation measures: the error on "
+                f"training clips up to step {step} is that of the earlier ones. Clips kept "
+                "aside compare as before",
+            )
 
     def _note_too_few(self, trainer: Trainer, step: int) -> None:
         """Print at the beginning if the run will end without a verdict, because it
@@ -229,7 +244,8 @@ class Validation(Callback):
         same_set = [line for line in lines if line.get("validation") == name]
         first = same_set[0] if same_set else reading
         if lines and not same_set:
-            details = f" ({self._difference} differ)" if self._difference else ""
+            difference = self._frozen_set(trainer).difference
+            details = f" ({difference} differ)" if difference else ""
             trainer.journal.warn(
                 step,
                 f"the validation set changed{details}: validation losses from "

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from videotune.rng import generator_for
-from videotune.validation.overfitting import mean_and_chance
+from videotune.validation.chance import mean_and_chance
 
 FORGETTING = "FORGETTING"
 UNDISTILLING = "UNDISTILLING"

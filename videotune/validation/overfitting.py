@@ -8,37 +8,16 @@ evidence for the constants.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, sqrt
+from math import ceil
 from typing import Any
 
 from videotune.runs.journal import readings_of, sound_of, with_mean_of_modalities
 from videotune.text import counted
+from videotune.validation.chance import rise
 
 LEARNING = "LEARNING"
 PLATEAU = "PLATEAU"
 OVERFITTING = "OVERFITTING"
-
-STUDENT_T = (
-    6.314,
-    2.920,
-    2.353,
-    2.132,
-    2.015,
-    1.943,
-    1.895,
-    1.860,
-    1.833,
-    1.812,
-    1.796,
-    1.782,
-    1.771,
-    1.761,
-    1.753,
-)
-"""95th percentile of Student's t for 2 … 16 clips, with one degree of freedom fewer.
-
-More clips use the last value, which is slightly too strict.
-"""
 
 LAST_STEP = "nothing speaks against the last step"
 """Why the last step of a run is recommended, if no other had a lower error."""
@@ -279,28 +258,6 @@ def lowest(readings: Sequence[Reading]) -> int:
     return means.index(min(means))
 
 
-def rise(before: Mapping[str, float], now: Mapping[str, float]) -> tuple[float, float]:
-    """Return the mean difference of the clips of two readings and its chance level.
-
-    The chance level is t·s/√n, with s the standard deviation of the differences over n
-    clips; it is infinite for one clip.
-    """
-    differences = [now[name] - before[name] for name in before if name in now]
-    return mean_and_chance(differences)
-
-
-def mean_and_chance(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean of values and its chance level t·s/√n, see ``rise``."""
-    n = len(values)
-    mean = sum(values) / n
-    if n < 2:
-        return mean, float("inf")
-
-    deviation = sqrt(sum((x - mean) ** 2 for x in values) / (n - 1))
-    t = STUDENT_T[min(n, len(STUDENT_T) + 1) - 2]
-    return mean, t * deviation / sqrt(n)
-
-
 def overfits(readings: Sequence[Reading], best: int) -> int | None:
     """Return the index of the latest reading that shows overfitting, or None.
 
@@ -345,7 +302,8 @@ def _overfitting_reason(readings: Sequence[Reading], best: int, risen: int) -> s
 def _is_copying(best: Reading, now: Reading) -> bool:
     """Whether held-out clips have risen while training clips have fallen."""
     has_risen = _is_above(clips_of(best, "held_out"), clips_of(now, "held_out"))
-    return has_risen and now["train"]["normalised"] < best["train"]["normalised"]
+    change_in_training, _ = rise(clips_of(best, "train"), clips_of(now, "train"))
+    return has_risen and change_in_training < 0
 
 
 def _is_above(best: Mapping[str, float], now: Mapping[str, float]) -> bool:
@@ -434,12 +392,17 @@ def turned_first(readings: Sequence[Reading]) -> int:
     return 1 + earliest
 
 
+def recent_readings(readings: Sequence[Reading]) -> Sequence[Reading]:
+    """Return the readings whose trend decides between LEARNING and PLATEAU."""
+    return readings[-max(MIN_READINGS, ceil(len(readings) / 3)) :]
+
+
 def _recent_trend(readings: Sequence[Reading]) -> tuple[str, str]:
     """Return LEARNING or PLATEAU, and why.
 
     The trend is measured over the last third of the readings, at least three.
     """
-    recent = readings[-max(MIN_READINGS, ceil(len(readings) / 3)) :]
+    recent = recent_readings(readings)
     first = recent[0]
     last = recent[-1]
     held_out = _direction(clips_of(first, "held_out"), clips_of(last, "held_out"))
@@ -481,7 +444,7 @@ def _describe_change(
     before = first[part]["normalised"]
     now = last[part]["normalised"]
     change = f"{name} went from {before:.3f} to {now:.3f}"
-    return change if direction else f"{change}, no more than by chance"
+    return change if direction else f"{change} (no more than by chance)"
 
 
 def _direction(before: Mapping[str, float], now: Mapping[str, float]) -> int:

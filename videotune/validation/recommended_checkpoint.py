@@ -48,11 +48,19 @@ def _why_the_last(last: int, held_out: Mapping[int, float]) -> str:
         held_out: the error on held-out clips by step.
     """
     lowest = min(held_out, key=lambda step: held_out[step], default=last)
+    if held_out and last not in held_out and lowest:
+        return (
+            f"it is the last, and was not measured; of the steps that were, step {lowest} "
+            "was the best, and nothing had got worse"
+        )
     if last not in held_out or held_out[lowest] >= held_out[last]:
         return LAST_STEP
+
+    first = min(held_out)
+    reference = f"that at step {first}" if first else "the base model's"
     return (
-        f"it is the last, at {held_out[last]:.1%} of the base model's error on clips "
-        f"kept aside; step {lowest} had {held_out[lowest]:.1%}, which is no clear rise"
+        f"it is the last, where the error on clips kept aside was {held_out[last]:.1%} of "
+        f"{reference}; step {lowest} had {held_out[lowest]:.1%}, which is no clear rise"
     )
 
 

@@ -21,6 +21,11 @@ from videotune.validation.selection import (
 MIN_FRAMES = 5
 """Frames of a sample for the sample metrics; fewer would show no motion."""
 
+SHORTER_SIDE = 128
+"""Pixels of the shorter side below which sides are not halved: in much smaller pictures
+than it has learnt from, a model draws nothing that could be measured.
+"""
+
 
 @dataclass(frozen=True)
 class SampleMetricsPlan:
@@ -81,7 +86,8 @@ def sample_metrics_plan(job: Job) -> SampleMetricsPlan | None:
 
 
 def metric_shape(default_shape: ClipShape, rules: VideoRules) -> ClipShape:
-    """Return a small shape: few frames, at least 5, and half the sides.
+    """Return a small shape: few frames, at least 5, and half the sides, unless the
+    shorter one would be below ``SHORTER_SIDE``.
 
     A bucket of images keeps its one frame.
     """
@@ -92,14 +98,17 @@ def metric_shape(default_shape: ClipShape, rules: VideoRules) -> ClipShape:
     if rules.size is not None:
         return ClipShape(frames, *rules.size, default_shape.fps)
 
-    height = _half_side(default_shape.height, rules.side_multiple)
-    width = _half_side(default_shape.width, rules.side_multiple)
+    height = default_shape.height
+    width = default_shape.width
+    if min(height, width) >= 2 * SHORTER_SIDE:
+        height = _half_side(height, rules.side_multiple)
+        width = _half_side(width, rules.side_multiple)
     return ClipShape(frames, height, width, default_shape.fps)
 
 
 def _half_side(side: int, multiple: int) -> int:
-    """Halve a side, rounded down to a multiple but not to 0."""
-    return max(multiple, side // 2 // multiple * multiple)
+    """Halve a side, rounded down to a multiple."""
+    return side // 2 // multiple * multiple
 
 
 def metric_conditioning(job: Job, prompts: Sequence[str]) -> tuple[Window, ...]:

@@ -1,10 +1,12 @@
 """The identity of a validation set, stored in the run folder as ``validation.json``.
 
 The file is written before the first validation and checked on a resume, so readings of
-different sets are never compared.
+different sets are never compared. A set goes on where only its training clips have
+changed: what decides is the error on clips kept aside.
 """
 
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,25 +34,77 @@ PARTS = {
 }
 """Parts of a validation set, and their names in messages."""
 
+NAMED_WITH = "named_with"
+"""Key of a file for the training clips by which a set got its name, if they have changed
+since.
+"""
 
-def freeze_validation_set(
-    trainer: Trainer, validation: ValidationLoss
-) -> tuple[str, str]:
+
+@dataclass(frozen=True)
+class FrozenSet:
+    """A validation set as its file in the run folder has it."""
+
+    name: str
+    """8 hex digits of the contents it began with: readings of one name compare."""
+
+    difference: str = ""
+    """How it differs from the earlier set of the run; empty if it does not."""
+
+    goes_on: bool = False
+    """Whether it differs from the earlier set by its training clips alone."""
+
+
+def freeze_validation_set(trainer: Trainer, validation: ValidationLoss) -> FrozenSet:
     """Write the set's file, or compare the set with it.
 
-    A file of a different set is replaced.
-
-    Returns:
-        The name of the set (8 hex digits of its contents), and how it differs from the
-        earlier set of the run (empty if it does not).
+    The file of a different set is replaced.
     """
     contents = contents_of(trainer, validation)
-    name = digest(contents)[:8]
     path = trainer.run / FILE
-    difference = describe_difference(path, contents)
-    if difference or not path.is_file():
-        write_json(path, {"name": name, **contents})
-    return name, difference
+    frozen, file_contents = _compared(path, contents)
+    if file_contents is not None:
+        write_json(path, file_contents)
+    return frozen
+
+
+def _compared(
+    path: Path, contents: dict[str, Any]
+) -> tuple[FrozenSet, dict[str, Any] | None]:
+    """Return a set as it compares with its file, and what the file shall have; None if
+    it has that.
+    """
+    name = _name_of(contents)
+    as_new = {"name": name, **contents}
+    if not path.is_file():
+        return FrozenSet(name), as_new
+    try:
+        stored = dict(read_json(path))
+    except (OSError, ValueError) as error:
+        echo(f"warning: {path}: cannot be read ({error}). It is rewritten.")
+        return FrozenSet(name, "its file could not be read"), as_new
+
+    differences = _differences(stored, contents)
+    description = ", ".join(differences.values())
+    named_with = stored.get(NAMED_WITH, stored.get("train"))
+    is_known = not differences or list(differences) == ["train"]
+    if is_known and contents["held_out"]:
+        name = _name_of({**contents, "train": named_with})
+        frozen = FrozenSet(name, description, goes_on=bool(differences))
+        kept = {"name": name, **contents}
+        if named_with != contents["train"]:
+            kept[NAMED_WITH] = named_with
+    else:
+        frozen = FrozenSet(name, description)
+        kept = as_new
+
+    is_touched = stored != kept and not differences
+    if is_touched:
+        echo(f"warning: {path}: was changed by another program. It is rewritten.")
+    return frozen, kept if stored != kept else None
+
+
+def _name_of(contents: dict[str, Any]) -> str:
+    return digest(contents)[:8]
 
 
 def contents_of(trainer: Trainer, validation: ValidationLoss) -> dict[str, Any]:
@@ -107,33 +161,15 @@ def hash_values(*values: Tensor | str) -> str:
     return state.hexdigest()
 
 
-def describe_difference(path: Path, contents: dict[str, Any]) -> str:
-    """Return how a set differs from its file.
-
-    Args:
-        path: the file.
-        contents: the set, as ``contents_of`` gives it.
-
-    Returns:
-        The names of the parts that differ; empty if none does or there is no file.
-    """
-    if not path.is_file():
-        return ""
-    try:
-        stored = dict(read_json(path))
-    except (OSError, ValueError) as error:
-        echo(f"warning: {path}: cannot be read ({error}). It is rewritten.")
-        return "its file could not be read"
-
-    unnamed = {key: value for key, value in stored.items() if key != "name"}
-    if stored.get("name") != digest(unnamed)[:8]:
-        echo(f"warning: {path}: was changed by another program. It is rewritten.")
-    differences = []
+def _differences(stored: dict[str, Any], contents: dict[str, Any]) -> dict[str, str]:
+    """Return the parts of a set that differ from its file's, with their descriptions."""
+    differences = {}
     for part in PARTS:
         if stored.get(part) != contents.get(part):
-            description = _describe_part(part, stored.get(part), contents.get(part))
-            differences.append(description)
-    return ", ".join(differences)
+            differences[part] = _describe_part(
+                part, stored.get(part), contents.get(part)
+            )
+    return differences
 
 
 def _describe_part(part: str, stored: Any, current: Any) -> str:
