@@ -334,12 +334,7 @@ def config_of(
     is_small = clips < SMALL
     keys["epochs"] = chosen["small" if is_small else "large"]
     keys = merge(keys, starting_keys(str(keys["base_model_name"])))
-    if keys.get("learning_rate", math.inf) <= LOW_RATE:
-        keys["epochs"] = min(keys["epochs"], SAFE_VIEWS)
-        reasons["epochs"] = (
-            f"times that each window is seen: at a rate of {keys['learning_rate']:g} up to "
-            f"20-{SAFE_VIEWS} should be safe"
-        )
+    keys, reasons = _fit_views(keys, reasons)
     keys, reasons = _fit_card(keys, reasons, preset, card)
     keys, reasons = _fit_intervals(keys, reasons, clips, preset_steps)
 
@@ -383,6 +378,20 @@ def _fit_card(
     )
     keys = merge(keys, unflatten({key: larger[2]}))
     return keys, reasons | {key: reason}
+
+
+def _fit_views(
+    keys: Mapping[str, Any], reasons: Reasons
+) -> tuple[dict[str, Any], Reasons]:
+    """Keep "epochs" within the views that are safe at a low learning rate."""
+    rate = keys.get("learning_rate", math.inf)
+    if rate > LOW_RATE or keys["epochs"] <= SAFE_VIEWS:
+        return dict(keys), reasons
+    reason = (
+        f"times that each window is seen: at a rate of {rate:g} up to 20-{SAFE_VIEWS} "
+        "should be safe"
+    )
+    return {**keys, "epochs": SAFE_VIEWS}, {**reasons, "epochs": reason}
 
 
 def _fit_intervals(

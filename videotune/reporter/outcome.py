@@ -41,7 +41,7 @@ RunState = tuple[str, str, str]
 """A word for the badge, the badge's colour, and a sentence."""
 
 
-def describe_state(run: Run, is_complete: bool) -> RunState:
+def describe_state(run: Run, is_complete: bool, *, is_page: bool = True) -> RunState:
     """Return the state of the run at the time it was read.
 
     An end in the journal counts, unless a later process is alive. Without an end, the
@@ -50,6 +50,7 @@ def describe_state(run: Run, is_complete: bool) -> RunState:
     Args:
         run: the run.
         is_complete: whether all of its steps are done.
+        is_page: whether a page shows it, which may be read later.
     """
     end = run.last("end")
     beat = mapping(run.life)
@@ -68,7 +69,7 @@ def describe_state(run: Run, is_complete: bool) -> RunState:
         )
         return "no end", "care", sentence
     if beat["alive"]:
-        return _alive_state(run, beat)
+        return _alive_state(run, beat, is_page=is_page)
     return _dead_state(beat)
 
 
@@ -78,7 +79,7 @@ def _ended_state(reason: str, is_complete: bool) -> RunState:
     return reason, "good" if is_complete else "care", f"ended: {reason}"
 
 
-def _alive_state(run: Run, beat: Fields) -> RunState:
+def _alive_state(run: Run, beat: Fields, *, is_page: bool) -> RunState:
     started = number(beat["started"])
     process = _process_words(beat)
     if started is not None:
@@ -90,7 +91,8 @@ def _alive_state(run: Run, beat: Fields) -> RunState:
             since = f" since {moment(beat['since'])}"
         sentence = f"paused{since} because the disk is full ({process}; checked {now})"
         return "paused", "care", sentence
-    sentence = f"running when this page was written, {now}: {beat['state']} ({process})"
+    written = f"running when this page was written, {now}" if is_page else "running"
+    sentence = f"{written}: {beat['state']} ({process})"
     return "running", "good", sentence
 
 
@@ -131,7 +133,7 @@ def status(run: Path) -> dict[str, Any]:
     steps = number(at(contents.config, "steps"))
     latest = contents.last("verdict")
     is_complete = steps is not None and contents.steps.last >= steps
-    state, _, why = describe_state(contents, is_complete)
+    state, _, why = describe_state(contents, is_complete, is_page=False)
     recommended, _ = recommended_checkpoint(contents, latest)
     return {
         "run": str(run),
