@@ -582,6 +582,7 @@ def test_a_running_training_is_asked_once_to_save_and_end(
     if act == "remove":
         remove(home, "a")
     else:
-        assert worker._stop_all(home) == INTERRUPTED
+        reporter = worker.StateReporter(lambda _: None)
+        assert worker._stop_all(home, reporter) == INTERRUPTED
     assert asked == ["a", "a"]
     assert len(polls) == 5

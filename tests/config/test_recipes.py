@@ -8,7 +8,7 @@ import pytest
 from tests.support.command_line import Bases, run
 from tests.support.run_results import steps_of
 from videotune.config.load import read_config
-from videotune.config.usual_rates import LOW_RATE, SAFE_VIEWS
+from videotune.config.safe_views import LOW_RATE, SAFE_VIEWS
 from videotune.errors import DONE, VideotuneError
 from videotune.job.overrides import Overrides, resolve_config
 from videotune.presets.recipes import (

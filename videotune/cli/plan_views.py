@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from videotune.config.usual_rates import LOW_RATE, SAFE_VIEWS
+from videotune.config.safe_views import LOW_RATE, SAFE_VIEWS
 
 if TYPE_CHECKING:
     from videotune.commands.plan import PlanResult

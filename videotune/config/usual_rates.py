@@ -21,11 +21,6 @@ FAR_RATE = 30
 at most 10 times the usual rate.
 """
 
-LOW_RATE = 4e-5
-"""At or below this learning rate, up to ``SAFE_VIEWS`` views of a window should be safe."""
-
-SAFE_VIEWS = 30
-
 TOO_HIGH = "the training may break"
 """What a rate far above the usual one does."""
 

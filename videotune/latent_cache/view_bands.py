@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from videotune.config.usual_rates import LOW_RATE, SAFE_VIEWS
+from videotune.config.safe_views import LOW_RATE, SAFE_VIEWS
 from videotune.text import times_between
 
 BANDS = ((10.0, "conservative"), (50.0, "moderate"), (100.0, "high"))

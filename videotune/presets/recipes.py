@@ -12,7 +12,7 @@ from typing import Any
 
 from videotune.config.base_models import has_pictures_only, starting_keys
 from videotune.config.nested_keys import flatten, merge, unflatten
-from videotune.config.usual_rates import LOW_RATE, SAFE_VIEWS
+from videotune.config.safe_views import LOW_RATE, SAFE_VIEWS
 from videotune.errors import VideotuneError, did_you_mean
 from videotune.files import read_json
 from videotune.presets import shipped

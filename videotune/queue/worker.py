@@ -31,7 +31,9 @@ class StateReporter:
     """Reports an entry whenever its state has changed, and how far all of them are."""
 
     def __init__(
-        self, report: Callable[[QueueEntry], Any], show_progress: ProgressFn
+        self,
+        report: Callable[[QueueEntry], Any],
+        show_progress: ProgressFn = lambda entries: None,
     ) -> None:
         self._report = report
         self._show_progress = show_progress
