@@ -12,7 +12,9 @@ import pytest
 
 from tests.support.command_line import run
 from tests.support.reports import full_run, start, step, write_file, write_journal
+from videotune.cli.train import show_training
 from videotune.commands.status import runs_below
+from videotune.commands.train import TrainResult
 from videotune.errors import DONE, VideotuneError
 from videotune.runs.checkpoint import MARKER
 
@@ -123,6 +125,16 @@ def test_likely_copies_and_faulty_samples_are_named_with_where_to_look(
     assert run("status", folder) == DONE
     printed = capsys.readouterr().out
     assert printed.count(str(folder / "report.html")) == 2
+
+    # The end of a training says the same.
+    report = folder / "report.html"
+    recommended = {"step": 3, "why": "it is the last"}
+    show_training(
+        TrainResult(folder, "done", 3, recommended=recommended, report=report)
+    )
+    printed = capsys.readouterr().err
+    assert "2 of 3 samples are likely copies" in printed
+    assert "1 is black" in printed
 
 
 def test_of_several_runs_the_others_are_named_with_the_command_that_shows_one(
