@@ -114,7 +114,11 @@ TESTS = {
         "tests/latent_cache",
         "tests/effects/test_effects_companions.py",
     ],
-    "planner/memory.py": ["tests/planner/test_planner.py"],
+    "planner/memory.py": [
+        "tests/planner/test_memory.py",
+        "tests/planner/test_step_moments.py",
+        "tests/planner/test_planner.py",
+    ],
     "planner/out_of_memory.py": [
         "tests/planner/test_out_of_memory.py",
         "tests/commands/test_not_finite.py",

@@ -1,5 +1,6 @@
 """What a plan says of the cache is what ``cache`` then writes."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ from tests.support.clips import noise, write_dataset
 from tests.support.trainers import Lab, job_of, overrides_of
 from videotune.commands.cache import cache, list_cache
 from videotune.job.overrides import Overrides
-from videotune.planner.cache_size import encoding_seconds
+from videotune.planner.cache_size import cache_size, encoding_seconds
 from videotune.planner.gpus import find_card
 from videotune.planner.plan import make_plan
+from videotune.planner.simulation import bytes_by_window
 
 CONDITIONS = [
     {"type": "last_frame", "probability": 0.3},
@@ -63,6 +65,55 @@ def test_windows_conditions_and_boxes_are_what_the_cache_gets(
     assert disk["condition_bytes"] == sum(sizes["conditions"])
     assert disk["latent_entries"] == len(sizes["latents"])
     assert disk["latent_bytes"] == sum(sizes["latents"])
+
+
+@pytest.mark.parametrize(
+    ("condition", "frames", "appended_frames"),
+    [
+        ({"type": "last_frame"}, 9, 1),
+        ({"type": "suffix", "latent_frames": 1}, 9, 5),
+    ],
+)
+def test_a_hidden_clip_is_encoded_whole_and_an_appended_end_by_itself(
+    condition: dict[str, Any], frames: int, appended_frames: int, lab: Lab
+) -> None:
+    """Of four frames a latent one is made, and of the first by itself; an appended suffix
+    has one latent frame more.
+    """
+    job = job_of(lab, {"conditions": [condition]})
+    size = cache_size(job)
+    assert size.windows.pixels == 2 * 9 * 32 * 32
+    assert size.conditions.pixels == 2 * frames * 32 * 32
+
+    name = condition["type"]
+    support = replace(job.spec.conditions[name], mechanism="context")
+    further = {**job.spec.further_conditions, name: support}
+    spec = replace(job.spec, further_conditions=further)
+    size = cache_size(replace(job, spec=spec))
+    assert size.conditions.pixels == 2 * appended_frames * 32 * 32
+
+
+def test_a_sample_reads_its_latents_its_caption_and_a_condition_of_each_type(
+    lab: Lab,
+) -> None:
+    """As many bytes as the cache's largest entries have."""
+    conditions = [
+        {"type": "suffix", "latent_frames": 2},
+        {"type": "last_frame"},
+        {"type": "mask"},
+    ]
+    knobs = {"conditions": conditions}
+    sizes = written(overrides_of(lab, knobs))
+    job = job_of(lab, knobs)
+    text = 4 * (job.spec.text_tokens * job.spec.text_width + job.spec.text_numbers)
+    a_sample = max(sizes["latents"]) + text + sum(set(sizes["conditions"]))
+    assert len(set(sizes["conditions"])) == 3
+    assert set(bytes_by_window(job).values()) == {a_sample}
+
+    encoded_in_step = {"training_method": "EMBEDDING"}
+    assert set(bytes_by_window(job_of(lab, encoded_in_step)).values()) == {
+        max(sizes["latents"])
+    }
 
 
 def test_seconds_follow_from_pixels_and_the_rate_of_float32() -> None:

@@ -16,11 +16,15 @@ from videotune.errors import DONE, VideotuneError
 from videotune.job.overrides import Overrides
 from videotune.memory.context_parallel import process_mesh
 from videotune.planner.cluster import (
+    ETHERNET,
     LATENCY,
     LINK_REACHES,
     Cluster,
+    Network,
     cluster_of,
+    machines_json,
     message_seconds,
+    refuse_unused_network,
     ways_of,
 )
 from videotune.planner.collectives import (
@@ -169,6 +173,83 @@ def test_seconds_are_those_of_the_slower_way() -> None:
 
     slow = message_seconds(sent, rounds, card, cluster_of(card, 4, 8, 100), parts=2)
     assert slow.beside == pytest.approx(90e9 / (LINK_REACHES * 12.5e9) + 1000 * LATENCY)
+
+
+def test_a_machine_in_a_plan_has_its_network_and_what_it_sends() -> None:
+    """Two machines of three cards: a group of two of them is in both."""
+    network = Network("a network", 1234.5678)
+    sent = Traffic(attention=10.4, prediction=3.0, gradients=20.6, weights=7.5)
+    assert machines_json(sent, Cluster(2, 3, network), parts=2) == {
+        "count": 2,
+        "gpus": 3,
+        "network": "a network",
+        "network_bytes_a_second": 1235,
+        "groups_within": False,
+        "sent_bytes": {
+            "within": {
+                "attention": 10,
+                "prediction": 3,
+                "gradients": 21,
+                "weights": 8,
+            },
+            "between": {
+                "attention": 10,
+                "prediction": 3,
+                "gradients": 21,
+                "weights": 8,
+            },
+        },
+    }
+    single = machines_json(sent, Cluster(2, 1, network), parts=1)
+    nothing = dict.fromkeys(("attention", "prediction", "gradients", "weights"), 0)
+    assert single["groups_within"] is True
+    assert single["sent_bytes"] == {
+        "within": nothing,
+        "between": nothing | {"gradients": 21, "weights": 8},
+    }
+
+
+def test_on_one_machine_all_is_sent_within_it() -> None:
+    sent = Traffic(attention=1.0, prediction=2.0, gradients=3.0, weights=4.0)
+    ways = ways_of(sent, Cluster(1, 4), parts=2)
+    assert (ways.within, ways.between) == (sent, Traffic())
+    assert Cluster(1, 3).holds_groups(2)
+    assert not Cluster(2, 3).holds_groups(2)
+    assert Cluster(2, 4).holds_groups(2)
+
+
+def test_machines_are_connected_as_given_or_as_usual_for_their_cards() -> None:
+    h100 = find_card("h100")
+    assert cluster_of(h100, 4, 8, 100) == Cluster(
+        4, 8, Network("a network as given", 12.5e9)
+    )
+    assert cluster_of(None, 4, 8, 0.5).network.rate == 0.5e9 / 8
+    usual = cluster_of(h100, 4, 8)
+    assert usual == Cluster(4, 8, Network("InfiniBand NDR", 8 * h100.network))
+    assert cluster_of(find_card("rtx 4090"), 2, 4) == Cluster(2, 4, ETHERNET)
+    assert cluster_of(None, 2, 4) == Cluster(2, 4, ETHERNET)
+    assert Network("Ethernet", 12.5e9) == ETHERNET
+
+
+def test_only_machines_wait_for_the_latency_of_rounds() -> None:
+    card = find_card("h100")
+    rounds = Rounds(gradients=10, weights=1000)
+    within = message_seconds(Traffic(), rounds, card, Cluster(1, 8), parts=1)
+    assert (within.waiting, within.beside) == (0, 0)
+    between = message_seconds(Traffic(), rounds, card, Cluster(2, 4), parts=1)
+    assert between.waiting == pytest.approx(10 * LATENCY)
+    assert between.beside == pytest.approx(1000 * LATENCY)
+    shared = Traffic(attention=1e9, prediction=2e9, gradients=4e9)
+    sent = message_seconds(shared, Rounds(), card, Cluster(1, 8), parts=2)
+    assert sent.waiting == pytest.approx(7e9 / (LINK_REACHES * card.peer_link))
+
+
+def test_a_network_of_one_machine_has_no_use() -> None:
+    refuse_unused_network(1, None)
+    refuse_unused_network(2, 100.0)
+    refuse_unused_network(2, None)
+    with pytest.raises(VideotuneError, match="--network"):
+        refuse_unused_network(1, 100.0)
 
 
 def test_each_card_with_links_has_a_network() -> None:

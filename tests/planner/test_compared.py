@@ -7,9 +7,15 @@ from typing import Any
 import pytest
 
 from tests.support.trainers import Lab, job_of
-from videotune.memory.checkpointing import IN_PARTS, OFF
+from videotune.memory.checkpointing import IN_PARTS, OFF, ON
 from videotune.planner import memory
-from videotune.planner.compared import EIGHT_BITS, MODES, compared_ways
+from videotune.planner.compared import (
+    EIGHT_BITS,
+    MODES,
+    Way,
+    _order,
+    compared_ways,
+)
 from videotune.planner.fit import (
     fit,
     implied_constraints,
@@ -17,7 +23,8 @@ from videotune.planner.fit import (
     process_share,
 )
 from videotune.planner.gpus import find_card
-from videotune.planner.memory import Choice
+from videotune.planner.ledger import Work
+from videotune.planner.memory import Choice, Need
 from videotune.planner.read_step import step_spec, step_spec_in_parts
 
 GB = 2**30
@@ -171,3 +178,84 @@ def test_encoding_a_pixel_is_about_as_much_work_in_clips_of_any_size(lab: Lab) -
         job = job_of(lab, knobs, preset="toy")
         rates.append(step_spec(job, "BFLOAT_16").encoding_flops_per_pixel)
     assert rates[0] == pytest.approx(rates[1], rel=0.2)
+
+
+def made_way(**changes: Any) -> Way:
+    device = {"end": {"weights": changes.pop("weights", 5)}}
+    training = Need(Choice(2, ON, 1), device, {}, Work(0), moved=0.0)
+    fields: dict[str, Any] = {"seconds": 1.23456, "verdict": "tight", "blocks": 3}
+    return Way(training, **{**fields, **changes})
+
+
+def test_a_way_has_its_settings_and_what_it_needs() -> None:
+    expected = {
+        "settings": {
+            "gradient_checkpointing": "ON",
+            "layer_offload_fraction": 0.3333,
+            "micro_batch_size": 2,
+            "compile": False,
+            "transformer.matmul_dtype": "auto",
+        },
+        "streamed_blocks": 1,
+        "blocks": 3,
+        "need_bytes": 5 + 2**30,
+        "fits": True,
+        "verdict": "tight",
+        "is_chosen": False,
+        "seconds_a_step": 1.2346,
+        "is_another_base": False,
+    }
+    assert made_way().to_json() == expected
+
+    other = made_way(
+        seconds=None,
+        verdict="does not fit",
+        is_compiled=True,
+        matmul_dtype="INT_8",
+        is_chosen=True,
+    ).to_json()
+    settings = {"compile": True, "transformer.matmul_dtype": "INT_8"}
+    assert other == expected | {
+        "settings": expected["settings"] | settings,  # type: ignore[operator]
+        "fits": False,
+        "verdict": "does not fit",
+        "is_chosen": True,
+        "seconds_a_step": None,
+        "is_another_base": True,
+    }
+    assert made_way(verdict=None).fits
+    assert made_way(blocks=0).to_json()["settings"]["layer_offload_fraction"] == 1
+
+
+def test_ways_that_fit_come_before_tight_ones_and_quick_before_small() -> None:
+    ordered = [
+        made_way(verdict="fits", seconds=1.0, weights=9),
+        made_way(verdict="fits", seconds=2.0, weights=8),
+        made_way(verdict="fits", seconds=2.0, weights=9),
+        made_way(verdict="tight", seconds=0.5, weights=1),
+        made_way(verdict="does not fit", seconds=0.1, weights=1),
+    ]
+    shuffled = [ordered[index] for index in (3, 1, 4, 2, 0)]
+    assert sorted(shuffled, key=_order) == ordered
+    small, large = (
+        made_way(verdict=None, seconds=None, weights=size) for size in (1, 2)
+    )
+    assert min([large, small], key=_order) is small
+
+
+def test_the_way_of_the_run_is_marked_once(lab: Lab) -> None:
+    knobs = {"compile": False, "gradient_checkpointing": "ON"}
+    (chosen,) = (way for way in ways_of(lab, knobs) if way["is_chosen"])
+    assert chosen["settings"]["compile"] is False
+    assert chosen["settings"]["gradient_checkpointing"] == "ON"
+    assert chosen["seconds_a_step"] > 0
+    assert chosen["verdict"] == "fits"
+
+
+def test_sharded_weights_have_no_way_with_inputs_on_the_host(lab: Lab) -> None:
+    modes = {
+        way["settings"]["gradient_checkpointing"]
+        for way in ways_of(lab, {"sharding": "FULL"})
+    }
+    assert "CPU_OFFLOADED" not in modes
+    assert {"ON", "OFF"} <= modes

@@ -3,6 +3,7 @@ network.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from videotune.memory.checkpointing import OFF, ON
 from videotune.planner import process_choice, traffic
 from videotune.planner.cluster import Cluster
 from videotune.planner.fit import Fit, process_share
-from videotune.planner.gpus import USUAL
+from videotune.planner.gpus import USUAL, find_card
 from videotune.planner.memory import Choice, Need, need
 from videotune.planner.process_choice import Target, shared_job
+from videotune.planner.processes import copied_bytes, message_seconds_of, processes_of
 from videotune.planner.read_step import step_spec
 from videotune.planner.step_spec import StepSpec, sharded
 from videotune.planner.traffic import (
@@ -227,3 +229,84 @@ def test_a_card_without_a_rate_is_compared_as_a_usual_one(words: Overrides) -> N
         result = process_choice._fit_of(job, target)
         seconds.append(process_choice._seconds_a_sample(job, result, target))
     assert seconds[0] == seconds[1] > 0
+
+
+def test_processes_in_a_plan_have_what_they_send_and_keep(words: Overrides) -> None:
+    """Three processes that each save their rows, on three machines or on one."""
+    job, spec, training = opened(words, *FULL, *SHARDED)
+    sent = traffic.traffic(job, spec, training, "FLOAT_32")
+    card = find_card("h100")
+
+    def facts(cluster: Cluster | None, card: Any = card) -> dict[str, Any]:
+        result = processes_of(
+            job,
+            spec,
+            training,
+            "FLOAT_32",
+            card=card,
+            cluster=cluster,
+            host_bytes=1000,
+            checkpoint_bytes=300,
+        )
+        assert result is not None
+        return result
+
+    assert copied_bytes(job, 301) == 100
+    seconds = message_seconds_of(job, spec, training, "FLOAT_32", card, Cluster(1, 3))
+    assert seconds.waiting > 0
+    expected = {
+        "count": 3,
+        "context_parallel": 1,
+        "groups": 3,
+        "sharding": "FULL",
+        "sent_bytes": {
+            "attention": 0,
+            "prediction": 0,
+            "gradients": round(sent.gradients),
+            "weights": round(sent.weights),
+        },
+        "link_bytes_a_second": 450 * 10**9,
+        "seconds_waiting": round(seconds.waiting, 4),
+        "seconds_beside": round(seconds.beside, 4),
+        "host_bytes_a_machine": 3 * 1000 + 3 * 100,
+        "machines": None,
+    }
+    assert facts(None) == facts(Cluster(1, 3)) == expected
+    unknown = dict.fromkeys(
+        ("link_bytes_a_second", "seconds_waiting", "seconds_beside")
+    )
+    assert facts(None, card=None) == expected | unknown
+    several = facts(Cluster(3, 1))
+    assert several["host_bytes_a_machine"] == 1000 + 100
+    assert several["machines"]["count"] == 3
+
+
+def test_of_an_adapter_the_main_process_copies_all(words: Overrides) -> None:
+    job, spec, training = opened(words, *SHARDED)
+    assert copied_bytes(job, 301) == 301
+    facts = processes_of(
+        job,
+        spec,
+        training,
+        "FLOAT_32",
+        card=None,
+        cluster=Cluster(1, 3),
+        host_bytes=1000,
+        checkpoint_bytes=301,
+    )
+    assert facts is not None
+    assert facts["host_bytes_a_machine"] == 3 * 1000 + 301
+    assert copied_bytes(opened(words, *FULL)[0], 301) == 301
+
+
+def test_a_process_by_itself_sends_nothing(words: Overrides) -> None:
+    job, spec, training = opened(words)
+    alone = replace(job, processes=1)
+    assert traffic.traffic(alone, spec, training, "FLOAT_32") == Traffic()
+    assert rounds_of(alone, spec, training) == Rounds()
+    pair = replace(job, processes=2)
+    assert rounds_of(pair, spec, training).gradients == 2
+    assert traffic.traffic(pair, spec, training, "FLOAT_32").gradients > 0
+    keys: dict[str, Any] = dict.fromkeys(("card", "cluster"))
+    keys |= {"host_bytes": 1, "checkpoint_bytes": 1}
+    assert processes_of(alone, spec, training, "FLOAT_32", **keys) is None

@@ -178,8 +178,9 @@ def need(spec: StepSpec, choice: Choice) -> Need:
 
 def _ring_bytes(spec: StepSpec, streamed: Collection[int]) -> int:
     """Return the bytes of the device buffers through which blocks are streamed."""
-    largest = max((spec.blocks[i] for i in streamed), default=0)
-    return min(SLOTS, len(streamed)) * largest
+    if not streamed:
+        return 0
+    return min(SLOTS, len(streamed)) * max(spec.blocks[i] for i in streamed)
 
 
 def _on_device(
@@ -225,11 +226,8 @@ def _on_host(
 
 def _moved_bytes(spec: StepSpec, choice: Choice, streamed: Collection[int]) -> float:
     """Return the bytes of a micro-batch over the link."""
-    moved = 0.0
-    if streamed:
-        moved += 2.0 * sum(spec.blocks[i] for i in streamed) - _ring_bytes(
-            spec, streamed
-        )
+    streamed_bytes = sum(spec.blocks[i] for i in streamed)
+    moved = 2.0 * streamed_bytes - _ring_bytes(spec, streamed)
     if choice.inputs_on_host:
         moved += 2.0 * sum(spec.kept[ON]) * choice.micro_batch
     return moved

@@ -366,15 +366,12 @@ def asynchronous_wait(
         step_seconds: of a step.
         times: of a checkpoint.
     """
-    now = 0.0
-    written = 0.0
     waited = 0.0
+    still_writing = 0.0
     done = 0
     for step in steps:
-        now += (step - done) * step_seconds
+        training = (step - done) * step_seconds
+        waited += max(0.0, still_writing - training) + times.staging
+        still_writing = times.writing
         done = step
-        wait = max(0.0, written - now) + times.staging
-        waited += wait
-        now += wait
-        written = now + times.writing
-    return waited + max(0.0, written - now)
+    return waited + still_writing

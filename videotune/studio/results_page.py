@@ -29,7 +29,6 @@ from videotune.studio import (
     train_page,
     trash,
 )
-from videotune.studio.data_changes import changes_since
 from videotune.studio.downloads import COMPARISON, download_name
 from videotune.studio.field_errors import FieldError, at_field
 from videotune.studio.projects import find_project, inside, texts
@@ -46,7 +45,7 @@ from videotune.studio.result_files import (
     step_to_take,
     use_of_file,
 )
-from videotune.studio.run_states import BUSY_STATUSES, selected_run
+from videotune.studio.run_states import selected_run
 from videotune.studio.settings import read_settings
 from videotune.studio.shown_samples import preview_of, sample_groups
 from videotune.studio.sound_settings import prompt_files
@@ -91,7 +90,6 @@ def result(page: PageContext) -> str:
     comfyui, comfyui_fault = _comfyui_folder(page)
     state = (run, run_data["entry"], run_data["job"], run_data["code"])
     is_older = stages.has_changed_since(page.current_project, state)
-    is_settled = not is_older and run_data["code"] not in BUSY_STATUSES
 
     return render(
         "results_result",
@@ -110,7 +108,7 @@ def result(page: PageContext) -> str:
         copies=copies_in_comfyui(files_to_take(files, step), comfyui),
         download_name=partial(download_name, page.current_project),
         is_older=is_older,
-        clip_changes=changes_since(page.current_project, run) if is_settled else "",
+        clip_changes=stages.clip_changes(page.current_project, state),
         newer_run=is_older and stages.run_with_settings_of_now(page, run_data["name"]),
     )
 

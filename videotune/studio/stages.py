@@ -190,8 +190,7 @@ def _run_stages(page: PageContext) -> Iterator[Stage]:
         yield Stage("run", "open", text, "setup", "Start training", part="start")
         yield _older_result(names[0], state[0], "settings")
         return
-    # A run that has not done all of its steps can go on with the changed clips.
-    if state[3] == "done" and changes_since(page.current_project, state[0]):
+    if clip_changes(page.current_project, state):
         yield plan
         text = f"clips changed since {names[0]}"
         yield Stage("run", "open", text, "setup", "Start training", part="start")
@@ -251,6 +250,15 @@ def has_changed_since(project: Project, state: StateOfRun) -> bool:
     if settings_changed <= _settings_taken(state) + CHANGE_TOLERANCE:
         return False
     return run.config is None or _values_differ(project, run)
+
+
+def clip_changes(project: Project, state: StateOfRun) -> str:
+    """Return how the clips have changed since a run that is done; empty if they have not.
+
+    A run that has not done all of its steps can go on with the changed clips.
+    """
+    run, _, _, code = state
+    return changes_since(project, run) if code == "done" else ""
 
 
 def run_with_settings_of_now(page: PageContext, name: str) -> str:
