@@ -2,7 +2,7 @@
 them: python scripts/write_card_table.py [ROW ...]
 
 ROW is a number from 0; without one all rows are calculated, which takes some minutes. The
-clip is one of six seconds in 1280x720 at 24 frames a second.
+clip is one of eight seconds in 1280x720 at 24 frames a second.
 """
 
 import sys
@@ -17,7 +17,7 @@ from videotune.config.base_models import download_size
 from videotune.planner.gpus import find_card
 from videotune.presets.shipped import read_preset
 
-SECONDS = 6
+SECONDS = 8
 FPS = 24
 
 

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
+from shlex import quote
 from typing import Any
 
 ONLY_FOR_TOY = "these files work only with the toy model"
@@ -226,6 +227,13 @@ def short_path(path: str, roots: Sequence[Path]) -> str:
             start = root if len(roots) == 1 else root.parent
             return str(Path(path).relative_to(start))
     return path
+
+
+def as_argument(path: object) -> str:
+    """Return a path or a name as a shell takes it in a command: quoted if it has a space
+    or another character that a shell reads.
+    """
+    return quote(str(path))
 
 
 def some(words: Sequence[str], most: int = 8) -> str:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from tests.cli.conftest import Run
@@ -35,6 +36,13 @@ ROOT = Path(__file__).parents[2]
 
 
 # ---- captions
+
+
+@pytest.mark.parametrize("text", ["rtx 3060", "no such card"])
+def test_an_answer_to_a_question_is_given_no_option_as_advice(text: str) -> None:
+    with pytest.raises(typer.BadParameter) as refused:
+        init_questions._card_answer(text)
+    assert "--" not in str(refused.value)
 
 
 def test_without_a_model_for_captions_the_offered_ones_are_named(

@@ -394,7 +394,7 @@ def test_clips_without_captions_are_looked_at_too(
     assert check(odd) == 1
     printed = capsys.readouterr()
     lines = printed.out.splitlines()
-    look = "skipped: no caption, but look at it: "
+    look = "skipped: no caption; look at the clip, too: "
     assert f"{look}black.mp4: 100% of it is black or one flat colour" in lines
     assert any(line.startswith(f"{look}frozen.mp4: ") for line in lines)
     assert f"{look}twin.mp4: looks nearly the same as usual.mp4" in lines

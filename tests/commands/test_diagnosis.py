@@ -55,6 +55,12 @@ def validation(number: int, held_out: float, train: float) -> dict[str, Any]:
     return line | {"held_out": part(held_out), "train": part(train)}
 
 
+def metrics(number: int, *, copies: int, base_copies: int = 0) -> dict[str, Any]:
+    replication = {"line": 0.7, "copies": copies, "base_copies": base_copies}
+    facts = {"kind": "sample_metrics", "step": number, "samples": [{}] * 8}
+    return facts | {"replication": replication}
+
+
 def warning(text: str) -> dict[str, Any]:
     return {"kind": "warning", "step": 1, "text": text}
 
@@ -162,6 +168,10 @@ CASES: list[tuple[str, dict[str, Any]]] = [
                 sample(30, "a", picture={"fault": "black"}),
             ]
         },
+    ),
+    (
+        "Poor quality: samples are likely copies",
+        {"journal": [*GOOD, metrics(30, copies=4)]},
     ),
     (
         "Poor quality: overfitting",
@@ -307,6 +317,22 @@ def test_a_rate_that_is_far_too_high_is_not_cut_to_a_third(
     remedies = [finding.do for finding in findings(read_run(folder))]
     assert any(expected in remedy for remedy in remedies)
     assert all("third" not in remedy for remedy in remedies) or rate < 1
+
+
+def test_the_clips_of_a_remedy_are_quoted_for_the_shell(tmp_path: Path) -> None:
+    clips = [clip(path="odd clips/a.mp4", warnings=["black"])]
+    config = {"datasets": [{"path": "odd clips"}]}
+    folder = write(tmp_path / "run", GOOD, config=config, clips=clips)
+    (finding,) = findings(read_run(folder))
+    assert "videotune check 'odd clips' --verbose" in finding.do
+    assert "such as a.mp4" in finding.found
+
+
+def test_as_many_likely_copies_as_of_the_base_model_are_no_finding(
+    tmp_path: Path,
+) -> None:
+    journal = [*GOOD, metrics(30, copies=2, base_copies=2)]
+    assert lines_of(write(tmp_path / "run", journal)) == set()
 
 
 def test_samples_of_an_earlier_step_and_of_the_base_are_no_finding(

@@ -351,6 +351,23 @@ def test_a_plan_of_many_views_names_fewer_steps_and_those_of_init(
     assert "fewer steps" not in capsys.readouterr().out
 
 
+def test_at_a_low_rate_the_steps_follow_the_views_that_are_said_to_be_safe(
+    overrides: Make, capsys: Printed
+) -> None:
+    sets = ("batch_size=2", "epochs=null", "learning_rate=2e-5")
+    assert plan(overrides("steps=400", *sets)) == DONE
+    printed = re.sub(r"\s+", " ", capsys.readouterr().out)
+    named = re.search(r"--set steps=([\d,]+) shows each 30 times", printed)
+    assert named is not None
+    assert "up to 20-30 views" in printed
+    assert "45 times" not in printed
+
+    settings = overrides(f"steps={named[1].replace(',', '')}", *sets)
+    assert plan_run(settings).plan["views"]["per_window"]["max"] == 30
+    assert plan(settings) == DONE
+    assert "fewer steps" not in capsys.readouterr().out
+
+
 def test_a_batch_far_larger_than_the_clips_is_not_mended_by_fewer_steps(
     overrides: Make, capsys: Printed
 ) -> None:

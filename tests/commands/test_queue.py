@@ -3,11 +3,15 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil._pslinux as psutil_linux
@@ -17,6 +21,8 @@ from tests.support.command_line import options_of, run
 from tests.support.run_processes import Make
 from tests.support.run_results import assert_same_run, complete, steps_of
 from tests.support.waiting import wait_until
+from videotune.cli import queue_progress
+from videotune.cli.queue_stop import STOPPING, interrupts_as_stops
 from videotune.errors import DONE, FAILED, INTERRUPTED, VideotuneError
 from videotune.files import write_json
 from videotune.queue import entries as queue
@@ -409,6 +415,61 @@ def test_an_interrupt_saves_and_the_next_worker_resumes(
     assert (a / "config.json").is_file()
 
 
+def test_a_bar_follows_the_training_that_runs(
+    filled: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bars: list[tuple[str, list[Any]]] = []
+
+    @contextmanager
+    def record(title: str) -> Iterator[Any]:
+        updates: list[Any] = []
+        bars.append((title, updates))
+        yield SimpleNamespace(update=lambda *values: updates.append(values))
+
+    monkeypatch.setattr(queue_progress, "bar", record)
+    home = filled(a=0, b=0)
+    a, b = entries(home)
+    for entry in (a, b):
+        write_json(entry.run / "config.json", {"settings": {}, "steps": 40})
+    now = time.time()
+    beat = {"pid": os.getpid(), "host": socket.gethostname(), "time": now}
+    beat |= {"step": 10, "state": "training", "seconds": {"training": 20.0}}
+
+    with queue_progress.QueueProgress() as progress:
+        progress.update([a, b])
+        assert bars == [], "nothing runs"
+        running = replace(a, state="running")
+        progress.update([running, b])
+        write_json(a.run / "heartbeat.json", beat)
+        progress.update([running, b])
+        sampling = {"state": "sampling", "progress": None}
+        write_json(a.run / "heartbeat.json", beat | sampling)
+        progress.update([running, b])
+        progress.update([replace(a, state="done"), replace(b, state="running")])
+
+    (first, updates), (second, _) = bars
+    assert (first, second) == ("a: steps", "b: steps")
+    assert updates[:2] == [(0, 40, [], None), (10, 40, [], 60.0)]
+    assert updates[2][2] == ["sampling"]
+
+
+def test_ctrl_c_says_that_the_trainings_save_and_is_answered_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    handlers = [signal.getsignal(signal.SIGINT)]
+    with suppress(KeyboardInterrupt), interrupts_as_stops():
+        handlers.append(signal.getsignal(signal.SIGINT))
+        try:
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            handlers.append(signal.getsignal(signal.SIGINT))
+
+    before, during, after = handlers
+    assert before == after == signal.getsignal(signal.SIGINT)
+    assert during != before
+    assert STOPPING in capsys.readouterr().err
+
+
 def test_combinations_of_values() -> None:
     assert combinations(["learning_rate=1e-4,3e-4", "seed=0"]) == [
         {"learning_rate": "1e-4", "seed": "0"}, {"learning_rate": "3e-4", "seed": "0"},
@@ -431,7 +492,7 @@ def test_combinations_of_values() -> None:
 
 
 def test_a_sweep_trains_each_value_and_compares_them(
-    overrides: Make, tmp_path: Path
+    overrides: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = options_of(
         overrides(
@@ -444,6 +505,10 @@ def test_a_sweep_trains_each_value_and_compares_them(
     out = tmp_path / "sweep"
     assert run("sweep", **words, vary=["learning_rate=0.001,0.1"], out=out) == DONE
     runs = [out / "runs" / f"learning_rate={rate}" for rate in ("0.001", "0.1")]
+    printed = capsys.readouterr()
+    table = printed.out.partition(str(out / "sweep.html"))[0]
+    for text in ("learning_rate=0.001", "learning_rate=0.1", "steps done", "minutes"):
+        assert text in table
     losses = [steps_of(one)[-1]["loss"] for one in runs]
     assert losses[0] != losses[1]
     page = (out / "sweep.html").read_text()
@@ -517,6 +582,7 @@ def test_a_running_training_is_asked_once_to_save_and_end(
     if act == "remove":
         remove(home, "a")
     else:
-        assert worker._stop_all(home) == INTERRUPTED
+        reporter = worker.StateReporter(lambda _: None)
+        assert worker._stop_all(home, reporter) == INTERRUPTED
     assert asked == ["a", "a"]
     assert len(polls) == 5

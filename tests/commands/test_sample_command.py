@@ -76,6 +76,8 @@ def test_a_run_and_its_file_sample_the_same_and_strength_0_is_the_base(
     from_file = sampled(
         SampleOptions(prompts, 3, base=base, loras=(file,), sets=SIZE), tmp_path / "b"
     )
+    (video,) = (tmp_path / "b").glob("*.mp4")
+    assert "step" not in video.name, "of a file the step is not known"
     alone = sampled(SampleOptions(prompts, 3, base=base, sets=SIZE), tmp_path / "c")
     off = sampled(SampleOptions(prompts, 3, run=a_run, strength=0.0), tmp_path / "d")
     half = sampled(SampleOptions(prompts, 3, run=a_run, strength=0.5), tmp_path / "e")

@@ -12,7 +12,9 @@ import pytest
 
 from tests.support.command_line import run
 from tests.support.reports import full_run, start, step, write_file, write_journal
+from videotune.cli.train import show_training
 from videotune.commands.status import runs_below
+from videotune.commands.train import TrainResult
 from videotune.errors import DONE, VideotuneError
 from videotune.runs.checkpoint import MARKER
 
@@ -97,6 +99,42 @@ def test_the_files_and_the_next_command_are_of_the_recommended_step(
     lines = capsys.readouterr().out.splitlines()
     of_files = [line for line in lines if "-comfyui" in line]
     assert ["recommended" in line for line in of_files] == [True, False]
+
+
+def test_likely_copies_and_faulty_samples_are_named_with_where_to_look(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    black = {"picture": {"fault": "black"}}
+    replication = {"line": 0.7, "copies": 2, "base_copies": 0}
+    measured = {"kind": "sample_metrics", "step": 3, "samples": [black, {}, {}]}
+    records = [start(), *(step(number) for number in range(1, 4))]
+    records += [measured | {"replication": replication}]
+    records += [{"kind": "save", "step": 3, "path": "checkpoints/step-3"}]
+    write_journal(folder, records)
+
+    (row,) = status_of(tmp_path, capsys)["runs"]
+    found = {"step": 3, "copies": 2, "base_copies": 0, "samples": 3}
+    assert row["likely_copies"] == found
+    assert "1 is black" in row["faulty_samples"]
+
+    assert run("status", folder) == DONE
+    printed = capsys.readouterr().out
+    assert printed.count(f"videotune report {folder}") == 2, "there is no report yet"
+    (folder / "report.html").touch()
+    assert run("status", folder) == DONE
+    printed = capsys.readouterr().out
+    assert printed.count(str(folder / "report.html")) == 2
+
+    # The end of a training says the same.
+    report = folder / "report.html"
+    recommended = {"step": 3, "why": "it is the last"}
+    show_training(
+        TrainResult(folder, "done", 3, recommended=recommended, report=report)
+    )
+    printed = capsys.readouterr().err
+    assert "2 of 3 samples are likely copies" in printed
+    assert "1 is black" in printed
 
 
 def test_of_several_runs_the_others_are_named_with_the_command_that_shows_one(

@@ -2,14 +2,18 @@
 come.
 """
 
+import os
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.support.command_line import Printed, options_of, run
+from tests.support.reports import write_file
 from tests.support.run_processes import Make
 from videotune import console
 from videotune.commands.wait import wait
@@ -22,6 +26,18 @@ def test_a_finished_run_is_there_at_once(finished: Callable[..., Path]) -> None:
     assert (code, found["state"], found["step"], found["steps"]) == (DONE, "done", 2, 2)
     assert wait(run, step=2)[0] == DONE
     assert wait(run, step=3)[0] == FAILED
+
+
+def test_the_state_of_a_running_run_names_no_page(tmp_path: Path) -> None:
+    write_file(tmp_path, "config.json", {"settings": {}, "steps": 9})
+    now = time.time()
+    beat = {"pid": os.getpid(), "host": socket.gethostname(), "time": now}
+    beat |= {"step": 3, "state": "training", "started": now}
+    write_file(tmp_path, "heartbeat.json", beat)
+    _, found = wait(tmp_path, timeout=0)
+    assert found["state"] == "running"
+    assert "training" in found["why"]
+    assert "page" not in found["why"]
 
 
 def test_a_folder_without_a_run_is_waited_for(tmp_path: Path) -> None:

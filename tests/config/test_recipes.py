@@ -8,6 +8,7 @@ import pytest
 from tests.support.command_line import Bases, run
 from tests.support.run_results import steps_of
 from videotune.config.load import read_config
+from videotune.config.safe_views import LOW_RATE, SAFE_VIEWS
 from videotune.errors import DONE, VideotuneError
 from videotune.job.overrides import Overrides, resolve_config
 from videotune.presets.recipes import (
@@ -42,7 +43,10 @@ def test_a_recipe_resolves_over_every_preset_of_a_lora(
         path = tmp_path / "config.yaml"
         path.write_text(config_of(purpose, preset, "clips", 5, "ohwx: a\n#word"))
         config = resolve_config(Overrides(config=path), planning=True)[0].config
-        assert config.epochs == recipes()[purpose]["small"]
+        views = recipes()[purpose]["small"]
+        if config.learning_rate <= LOW_RATE:
+            views = min(views, SAFE_VIEWS)
+        assert config.epochs == views
         assert config.datasets[0].trigger == "ohwx: a\n#word"
         kept = read_preset(preset)
         assert (config.batch_size, config.resolution) == (
@@ -80,6 +84,22 @@ def test_purposes_and_sizes_differ_in_what_they_set(tmp_path: Path) -> None:
                 )
             )
     assert len(found) == 2 * len(recipes())
+
+
+def test_init_stays_within_the_views_that_are_safe_at_a_low_rate(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "config.yaml"
+    low_rates = 0
+    for purpose in recipes():
+        path.write_text(config_of(purpose, "cogvideox 5B LoRA 24GB", "clips", 5))
+        config = read_config(path)
+        is_low = config["learning_rate"] <= LOW_RATE
+        low_rates += is_low
+        assert config["epochs"] <= (
+            SAFE_VIEWS if is_low else recipes()[purpose]["small"]
+        )
+    assert low_rates >= 3, "other recipes have a rate of their own"
 
 
 def test_prior_preservation_is_a_dataset_whose_target_is_the_base(

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from tests.support.clips import noise, write_clip, write_image
 from tests.support.landscapes import landscape, pan, shots
 from videotune.data.content_scan import ContentScan, scan_content
+from videotune.data.cuts import CUT_RATIO, find_cuts
 from videotune.data.picture_matching import near_duplicates
 from videotune.data.probe import probe
 from videotune.data.remarks import Remark
@@ -97,6 +98,23 @@ def test_a_cut_is_the_timestamp_of_the_first_frame_after_it(
     assert scan_content(info, 99).cuts == tuple(
         info.timestamps[i] for i in (20, 40, 60)
     )
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_a_fast_movement_at_the_end_of_a_clip_is_no_cut(is_reversed: bool) -> None:
+    """The changes and likenesses of an arm that moves fast in a portrait at 8 fps."""
+    changes = [31.6, 20.2, 17.2, 15.2, 10.4, 6.8, 6.4, 7.7]
+    likenesses = {1: 0.03, 2: 0.5, 3: 0.75, 4: 0.84, 5: 0.86, 6: 0.96, 7: 0.9, 8: 0.9}
+    one_shot = [40.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0]
+    cut_at = 1
+    if is_reversed:
+        changes.reverse()
+        one_shot.reverse()
+        likenesses = {9 - index: value for index, value in likenesses.items()}
+        cut_at = 8
+    gaps = [0.125] * 9
+    assert find_cuts(changes, likenesses, gaps, CUT_RATIO) == []
+    assert find_cuts(one_shot, likenesses, gaps, CUT_RATIO) == [cut_at]
 
 
 def test_a_higher_ratio_finds_fewer_cuts(tmp_path: Path) -> None:

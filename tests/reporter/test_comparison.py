@@ -16,6 +16,7 @@ from videotune.reporter.comparison import (
     BEST_FIRST,
     comparison_table,
     differences_of_data,
+    differing_settings,
     write_comparison,
 )
 from videotune.reporter.read import read_run
@@ -277,6 +278,29 @@ def test_of_datasets_only_what_differs_is_shown(runs: list[Path]) -> None:
         for folder, entries in zip(runs, datasets, strict=True):
             with_datasets(folder, *entries)
         assert cells_of(runs, "datasets") == expected
+
+
+def test_a_folder_by_another_path_and_what_the_plan_sets_are_no_differences(
+    runs: list[Path], tmp_path: Path
+) -> None:
+    (tmp_path / "clips").mkdir()
+    (tmp_path / "runs").mkdir()
+    for folder, path, windows, origin in (
+        (runs[0], "clips", 7, "plan"),
+        (runs[1], "runs/../clips", 6, "plan"),
+    ):
+        with_datasets(folder, {"path": f"{tmp_path}/{path}"})
+        changed = json.loads((folder / "config.json").read_text())
+        changed["settings"]["validation_windows"] = windows
+        changed["origins"]["validation_windows"] = origin
+        write_file(folder, "config.json", changed)
+    opened = [read_run(folder) for folder in runs]
+    assert differing_settings(opened) == ["learning_rate"]
+
+    changed["origins"]["validation_windows"] = "user"
+    write_file(runs[1], "config.json", changed)
+    opened = [read_run(folder) for folder in runs]
+    assert "validation_windows" in differing_settings(opened)
 
 
 def test_many_entries_that_all_runs_have_are_counted(runs: list[Path]) -> None:

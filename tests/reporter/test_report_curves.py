@@ -142,6 +142,18 @@ def test_times_seen_are_counted_from_the_journal(run: Path) -> None:
     assert bars(run) == expected
 
 
+@pytest.mark.parametrize("windows", [1, 5])
+def test_clips_of_more_windows_are_not_said_to_be_seen_as_often_as_others(
+    windows: int, run: Path
+) -> None:
+    clips = [reports.clip(f"{n}.mp4") for n in range(9)]
+    clips.append(reports.clip("long.mp4", windows=windows, views=60 * windows))
+    reports.write_file(run, "check.json", reports.account() | {"clips": clips})
+    text = reports.part(reports.report(run), "exposure")
+    assert ("10 clips, seen about equally often" in text) == (windows == 1)
+    assert ("each window is seen about equally often" in text) == (windows == 5)
+
+
 def test_clips_that_were_removed_decide_no_band(run: Path) -> None:
     """After a resume with changed data: the account has the clips of today, the
     journal's steps those of before too.

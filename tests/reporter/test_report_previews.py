@@ -656,6 +656,18 @@ def test_without_a_verdict_the_outcome_repeats_what_the_metrics_say(
     assert "nothing else warns" not in outcome
 
 
+@pytest.mark.parametrize("copies", [0, 1])
+def test_likely_copies_are_named_beside_a_verdict_too(
+    tmp_path: Path, copies: int
+) -> None:
+    verdict = {"kind": "verdict", "time": 1.0, "step": 250, "verdict": "LEARNING"}
+    verdict |= {"reason": "it falls", "best_step": 250, "turned": False}
+    records = [probe(0, 0.3), probe(250, 0.85, copies=copies), verdict]
+    reports.write_journal(tmp_path, [reports.start(), reports.step(1), *records])
+    outcome = reports.part(reports.report(tmp_path), "verdict")
+    assert ("likely copies 1 of 1 sample at step 250" in outcome) == bool(copies)
+
+
 @pytest.mark.parametrize(
     ("held_out", "budget", "sentence"),
     [

@@ -186,7 +186,8 @@ def test_the_samples_that_a_warning_counts_are_all_shown_and_marked(
     write_clip(run / faulty_preview["path"], np.zeros((4, 16, 16, 3), np.uint8), 8)
     lines = [
         faulty_preview,
-        {"kind": "sample_metrics", "step": 120, "samples": measured},
+        {"kind": "sample_metrics", "step": 120, "samples": measured}
+        | {"replication": {"line": 0.7, "copies": 2, "base_copies": 0}},
     ]
     for step in (60, 120):
         (run / f"checkpoints/step-{step}/COMPLETE").touch()
@@ -195,6 +196,7 @@ def test_the_samples_that_a_warning_counts_are_all_shown_and_marked(
 
     page = client.get(f"{CATS}/results", params={"run": "run-1"}).text
     assert "1 is black, 1 is without motion" in page
+    assert 'id="likely-copies">2 of 3 samples' in page
     (place,) = re.findall(
         r'<details class="card" id="measured">.*?</details>', page, re.DOTALL
     )

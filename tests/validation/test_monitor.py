@@ -102,6 +102,8 @@ def test_regularization_is_counted_and_decides_no_band() -> None:
 def test_a_low_rate_changes_the_advice() -> None:
     assert "20-30 views" in advice(25, 4e-5)
     assert "20-30 views" not in advice(25, 4.1e-5)
+    assert "only up to 20-30 views" in advice(45, 4e-5)
+    assert ADVICE["moderate"] in advice(45, 4.1e-5)
 
 
 def test_the_journal_is_json_whatever_happens(tmp_path: Path) -> None:

@@ -267,7 +267,11 @@ def show_first(state: str, clips: Mapping[str, str]) -> None:
     for clip, remark in list(clips.items())[:LISTED]:
         tell(f"{state}: {clip}: {remark}")
     if len(clips) > LISTED:
-        tell(f"{state}: {len(clips) - LISTED} more: {some(list(clips)[LISTED:])}")
+        others = [
+            f"{clip} ({remark.partition(': ')[0]})"
+            for clip, remark in list(clips.items())[LISTED:]
+        ]
+        tell(f"{state}: {len(others)} more: {some(others)}")
 
 
 def show_details(
@@ -369,12 +373,15 @@ def clip_row(job: Job, clip: dict[str, Any]) -> dict[str, Any]:
         notes.insert(0, problem)
 
     state = state_words(clip)
+    if clip["serious"]:
+        is_skipped = clip["reason"] is not None
+        state += "; look at the clip, too" if is_skipped else ", but look at it"
     return {
         "clip": short_path(clip["path"], job.library.roots),
         "skipped": clip["reason"] is not None,
         "problem": problem,
         "serious": "; ".join(clip["serious"]),
-        "state": f"{state}, but look at it" if clip["serious"] else state,
+        "state": state,
         "source": source,
         "pixels": f"{clip['width']}x{clip['height']}" if clip["width"] else "",
         "frames": clip["model_frames"],

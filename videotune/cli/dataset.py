@@ -13,7 +13,7 @@ from videotune.cli.options import Arg, Opt
 from videotune.console import bar, echo, print_table
 from videotune.console import out as say
 from videotune.errors import SKIPPED
-from videotune.text import counted, counted_are
+from videotune.text import as_argument, counted, counted_are
 
 if TYPE_CHECKING:
     from videotune.data.control_clips import ControlClip
@@ -90,7 +90,7 @@ def show_split(files: Sequence[SplitFile], folder: Path, min_seconds: float) -> 
             if lacks_captions
             else ""
         )
-        say(f"next: {advice}videotune check {folder}")
+        say(f"next: {advice}videotune check {as_argument(folder)}")
 
 
 def split_cells(file: SplitFile, root: Path) -> list[str]:

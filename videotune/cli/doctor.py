@@ -14,7 +14,7 @@ from videotune.console import answer, doing, out, print_json, print_table, size,
 from videotune.errors import DONE, FAILED, SKIPPED, VideotuneError
 from videotune.pages import docs_page
 from videotune.planner.gpus import measured_file
-from videotune.text import memory_size
+from videotune.text import as_argument, memory_size
 
 if TYPE_CHECKING:
     from videotune.reporter.diagnosis import Finding
@@ -199,7 +199,7 @@ def diagnose_run(run: Path, *, as_json: bool, repair_journal: bool) -> None:
 
     tell(f"{run}: {summary}")
     if status(run)["state"] not in GOING:
-        tell(f"To continue it: videotune resume {run}")
+        tell(f"To continue it: videotune resume {as_argument(run)}")
     show_problems(problems)
     if problems:
         out(f"\nExplained in {docs_page('troubleshooting', 'findings-of-doctor')}")

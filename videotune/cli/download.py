@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from videotune.cli.options import Arg, Opt
 from videotune.console import doing, out, size, tell
 from videotune.errors import VideotuneError
+from videotune.text import as_argument
 
 ModelArgument = Annotated[
     str,
@@ -50,7 +51,7 @@ def download(
         if dry_run:
             raise VideotuneError("--dry-run is for base models. Omit it")
         run = download_run(repo, data or (), run_folder, step)
-        out(f"{run}  continue it with: videotune resume {run}")
+        out(f"{run}  continue it with: videotune resume {as_argument(run)}")
         return {"run": str(run)}
     if data or run_folder or step:
         raise VideotuneError(

@@ -212,9 +212,9 @@ def _card_answer(text: str) -> ChosenCard | None:
     except VideotuneError as error:
         # The user answers a question here, and gives no option.
         message = str(error).removeprefix("--card ").replace(": --card GB", " in GB")
-        raise typer.BadParameter(
-            message.replace(" with --card GB", " in GB")
-        ) from error
+        message = message.replace(" with --card GB", " in GB")
+        message = re.sub(r"--card (\d+)", r"\1", message)
+        raise typer.BadParameter(message) from error
 
 
 def _fitting_first(gigabytes: int) -> list[str]:

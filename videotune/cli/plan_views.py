@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from videotune.config.safe_views import LOW_RATE, SAFE_VIEWS
+
 if TYPE_CHECKING:
     from videotune.commands.plan import PlanResult
 
 MODERATE_LIMIT = 50
-"""Views of a window from which on a plan names fewer steps."""
+"""Views of a window from which on a plan names fewer steps, unless the rate is low."""
 
 
 def fewer_steps(result: PlanResult) -> str:
@@ -16,7 +18,9 @@ def fewer_steps(result: PlanResult) -> str:
     the windows are seen moderately often.
     """
     facts = result.plan
-    if facts["views"]["per_window"]["max"] < MODERATE_LIMIT:
+    is_low_rate = result.job.config.learning_rate <= LOW_RATE
+    limit = SAFE_VIEWS + 1 if is_low_rate else MODERATE_LIMIT
+    if facts["views"]["per_window"]["max"] < limit:
         return ""
 
     from videotune.cli.plan_verdict import time_text
@@ -26,6 +30,8 @@ def fewer_steps(result: PlanResult) -> str:
 
     size = "small" if facts["clips"]["used"] < SMALL else "large"
     epochs = sorted(recipe[size] for recipe in recipes().values())
+    if is_low_rate:
+        epochs = [min(views, SAFE_VIEWS) for views in epochs]
     least = epochs[0]
     most = epochs[-1]
     steps = steps_for_views(result.job, [least, most])
@@ -42,6 +48,8 @@ def fewer_steps(result: PlanResult) -> str:
         is_rough = not facts["device"]["measured"]
         time = time_text(hours * fewer / facts["steps"], 0, is_rough=is_rough)
         text += f", {time}"
+    if steps[str(least)] == fewer:
+        return f"{text}; `videotune init` chooses as many"
     return (
         f"{text}; `videotune init` chooses {steps[str(least)]:,} to {fewer:,} "
         "by what is to be learnt"

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from videotune.cli.options import Arg, AsJson, Opt, Skips, takes_config
+from videotune.cli.queue_stop import interrupts_as_stops
+from videotune.cli.run_table import print_runs
 from videotune.console import answer, echo, print_table
-from videotune.errors import VideotuneError
+from videotune.errors import INTERRUPTED, VideotuneError
 from videotune.queue import entries, worker
 from videotune.runs.run_life import life
 from videotune.text import counted
@@ -72,6 +74,10 @@ Vary = Annotated[
 NoRun = Annotated[
     bool, Opt("--no-run", help="`videotune queue run --queue OUT` trains later")
 ]
+
+
+GO_ON = "stopped; the same command again goes on from there"
+"""What is said at the end of a queue that was interrupted."""
 
 
 def _gpu_list(gpus: str | None) -> list[str | None]:
@@ -157,7 +163,18 @@ def run(
 
     Ctrl-C saves and stops; the next `queue run` resumes.
     """
-    exit_code = worker.run_queue(queue, _gpu_list(gpus), watch, _print_state)
+    from videotune.cli.queue_progress import QueueProgress
+
+    with interrupts_as_stops(), QueueProgress() as progress:
+        exit_code = worker.run_queue(
+            queue,
+            _gpu_list(gpus),
+            watch,
+            _print_state,
+            show_progress=progress.update,
+        )
+    if exit_code == INTERRUPTED:
+        echo(GO_ON)
     return {"exit_code": exit_code, "entries": _rows(queue)}
 
 
@@ -182,6 +199,7 @@ def sweep(
 
     A repeat continues it.
     """
+    from videotune.cli.queue_progress import QueueProgress
     from videotune.queue.sweep import plan_sweep, run_sweep
 
     names = plan_sweep(out, overrides, vary, allow_skips, gpus_per_run)
@@ -189,9 +207,28 @@ def sweep(
     if no_run:
         return {}
 
-    exit_code, page = run_sweep(out, _gpu_list(gpus), _print_state)
+    with interrupts_as_stops(), QueueProgress() as progress:
+        exit_code, page = run_sweep(
+            out, _gpu_list(gpus), _print_state, show_progress=progress.update
+        )
+    _print_results(out)
     print(page)
+    if exit_code == INTERRUPTED:
+        echo(GO_ON)
     return {"exit_code": exit_code, "page": page, "entries": _rows(out)}
+
+
+def _print_results(queue: Path) -> None:
+    """Print the runs of a queue side by side, those that have begun."""
+    from videotune.reporter.comparison import comparison_table
+    from videotune.reporter.read import read_run
+
+    runs = []
+    for entry in entries.entries(queue):
+        if (entry.run / "config.json").is_file():
+            runs.append(read_run(entry.run))
+    if runs:
+        print_runs(*comparison_table(runs, queue))
 
 
 def _rows(queue: Path) -> list[dict[str, Any]]:

@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 from videotune import console
 from videotune.cli.options import Arg, Offline, Opt, Sets
-from videotune.console import doing, print_table, tell
+from videotune.cli.run_table import print_runs
+from videotune.console import doing, tell
 from videotune.errors import VideotuneError
 from videotune.text import counted
 
@@ -167,19 +168,6 @@ def compare(
     return {}
 
 
-FACTS = {
-    "state": "state",
-    "steps": "steps done",
-    "verdict": "verdict",
-    "recommended": "recommended step",
-    "held_out": "error on clips kept aside",
-    "training": "error on training clips",
-    "loss": "mean error of the last 50 steps",
-    "minutes": "minutes",
-}
-"""Facts of a run by their key, with their heading."""
-
-
 def show_runs(
     runs: list[Path], options: dict[str, Any], out: Path | None
 ) -> dict[str, Any]:
@@ -199,19 +187,7 @@ def show_runs(
     doing("reading the runs")
     comparison = compare_runs(runs, out)
 
-    rows = []
-    for index, key in enumerate(comparison.keys):
-        rows.append([key, *(row["values"][index] for row in comparison.rows)])
-    for key, heading in FACTS.items():
-        facts = [row[key] for row in comparison.rows]
-        if not any(facts):
-            continue  # no run has it, as without held-out clips
-        if key == "state":
-            facts = [state[0] for state in facts]
-        rows.append([heading, *facts])
-    names = [row["name"] for row in comparison.rows]
-    print_table("runs", ["", *names], rows)
-
+    print_runs(comparison.keys, comparison.rows)
     if any(row["held_out"] for row in comparison.rows):
         tell(BEST_FIRST)
     else:

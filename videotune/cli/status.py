@@ -15,7 +15,15 @@ from videotune.cli.next_steps import (
 )
 from videotune.cli.options import Arg
 from videotune.console import print_table, tell
-from videotune.text import ONLY_FOR_TOY, counted, duration, memory_size, plain, some
+from videotune.text import (
+    ONLY_FOR_TOY,
+    as_argument,
+    counted,
+    duration,
+    memory_size,
+    plain,
+    some,
+)
 
 if TYPE_CHECKING:
     from videotune.commands.status import DatasetOverview, RunOverview
@@ -112,6 +120,8 @@ def _show_runs(runs: Sequence[RunOverview]) -> None:
         tell(newest.stopped_text)
     if newest.verdict is None and newest.no_verdict:
         tell(f"no verdict: {newest.no_verdict}")
+    for line in newest.samples.lines(newest.run) if newest.samples else ():
+        tell(line)
     print(f"next: {newest.next_command}")
     for path, step in newest.exports:
         program = "diffusers and others"
@@ -209,7 +219,7 @@ def _show_project(project: Path, stages: Sequence[Stage]) -> None:
     step = next_stage(list(stages))
     if step is not None and step.action:
         root = project.resolve().parent
-        print(f"next: {step.action}: videotune studio --root {root}")
+        print(f"next: {step.action}: videotune studio --root {as_argument(root)}")
 
 
 def _project_json(project: Path, stages: Sequence[Stage]) -> dict[str, Any]:

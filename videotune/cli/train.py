@@ -14,7 +14,7 @@ from videotune._version import BEGUN
 from videotune.cli.options import Arg, Data, Offline, Opt, Sets, Skips, takes_config
 from videotune.console import bar, doing, echo, exactly, is_silent_process
 from videotune.errors import VideotuneError
-from videotune.text import ONLY_FOR_TOY, duration, memory_size
+from videotune.text import ONLY_FOR_TOY, as_argument, duration, memory_size
 
 if TYPE_CHECKING:
     from videotune.commands.train import TrainResult
@@ -269,7 +269,7 @@ def _telling_how_to_go_on(run: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         if any((run / name).is_file() for name in ("config.json", "begun.json")):
-            echo(f"continue with: videotune resume {run}")
+            echo(f"continue with: videotune resume {as_argument(run)}")
         else:
             echo("nothing was begun yet: give the same command again")
         raise
@@ -278,6 +278,8 @@ def _telling_how_to_go_on(run: Path) -> Iterator[None]:
 def show_training(result: TrainResult) -> None:
     """Print the exports, memory, the recommended checkpoint, and the report."""
     from videotune.reporter.comfyui import note_on_experts
+    from videotune.reporter.read import read_run
+    from videotune.reporter.sample_findings import sample_findings
 
     for item in result.exports:
         error = exactly(item.max_error)
@@ -293,7 +295,7 @@ def show_training(result: TrainResult) -> None:
         )
     if not result.exports:
         saved = "saved" if result.saved else "nothing to save yet"
-        command = f"videotune resume {result.run}"
+        command = f"videotune resume {as_argument(result.run)}"
         echo(f"{result.why} and {saved}; continue with: {command}")
 
     if result.memory is not None:
@@ -309,7 +311,12 @@ def show_training(result: TrainResult) -> None:
         if any(f"-step-{best['step']}" in name for name in names):
             echo(f"{line}. Its files are written too.")
         else:
-            echo(f"{line}; videotune export {result.run} --step {best['step']}")
+            echo(
+                f"{line}; videotune export {as_argument(result.run)} --step {best['step']}"
+            )
+    records = read_run(result.run).journal
+    for line in sample_findings(records, best["step"]).lines(result.run):
+        echo(line)
     training = duration(result.seconds.get("training", 0.0))
     total = duration(sum(result.seconds.values()))
     echo(f"report: {result.report}  ({training} of training, {total} in all)")

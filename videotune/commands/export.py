@@ -16,6 +16,7 @@ from videotune.reporter.build import write_report
 from videotune.runs import run_dir
 from videotune.runs.checkpoint import pick
 from videotune.runs.schemas import read_record, verified
+from videotune.text import as_argument
 from videotune.trainer import build
 from videotune.trainer.export import export_run
 
@@ -77,5 +78,5 @@ def exported(run: Path, format: str) -> Path:
         if entry["format"] == format:
             return verified(run, entry)
     raise VideotuneError(
-        f"{run / 'exports.json'} lists no export in the format {format}. Write it: videotune export {run}"
+        f"{run / 'exports.json'} lists no export in the format {format}. Write it: videotune export {as_argument(run)}"
     )

@@ -125,10 +125,13 @@ def write_samples(source: SampleSource, folder: Path) -> list[Path]:
     seeds = [sampler.seed + index for index in range(len(prompts))]
     rendered = render_with_sound(sampler, prompts, seeds, options.given())
     paths = []
+    # A file is named by its own name, which a step of 0 would contradict.
+    is_of_files = options.run is None and (options.loras or options.embeddings)
+    step = None if is_of_files else sampler.step
     requests = zip(prompts, seeds, rendered, strict=True)
     for index, (prompt, prompt_seed, video) in enumerate(requests):
         content = drawn_content(source, sampler.settings, prompt, index)
-        name = named_by(file_name(sampler.step, content, prompt_seed), prompt)
+        name = named_by(file_name(step, content, prompt_seed), prompt)
         path = folder / f"{adapter_name(options)}{name}"
         write_sample(path, video, sampler.settings.shape.fps)
         facts: dict[str, Any] = {

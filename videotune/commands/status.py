@@ -26,6 +26,7 @@ from videotune.reporter.previews import step_in
 from videotune.reporter.progress import progress
 from videotune.reporter.read import mapping, number, read_run
 from videotune.reporter.restarts import Restart, restarts_of
+from videotune.reporter.sample_findings import SampleFindings, sample_findings
 from videotune.runs.rank_figures import RankFigures, find_stragglers, ranks_in
 from videotune.runs.run_life import life
 from videotune.text import plain
@@ -112,6 +113,9 @@ class RunOverview:
     no_verdict: str = ""
     """Why there is no verdict; empty if there is one."""
 
+    samples: SampleFindings | None = None
+    """What the samples of the recommended checkpoint show; None before a journal."""
+
     saved_step: int | None = None
     """The step of the newest checkpoint; None if there is none."""
 
@@ -148,6 +152,7 @@ class RunOverview:
 
     def to_json(self) -> dict[str, Any]:
         """Return the overview as JSON values."""
+        copies = self.samples.copies if self.samples else None
         return {
             "run": str(self.run),
             "state": self.state,
@@ -160,6 +165,8 @@ class RunOverview:
             "no_verdict": self.no_verdict or None,
             "activity": self.activity or None,
             "recommended": self.recommended,
+            "likely_copies": copies.to_json() if copies is not None else None,
+            "faulty_samples": self.samples.faults or None if self.samples else None,
             "exports": [str(path) for path, _ in self.exports],
             "restarts": [restart.to_json() for restart in self.restarts],
             "processes": [figures.to_json() for figures in self.ranks],
@@ -230,11 +237,13 @@ def overview(run: Path) -> RunOverview:
     is_toy = False
     recommended_why = ""
     no_verdict = ""
+    samples = None
     if any((run / name).is_file() for name in RUN_FILES):
         contents = read_run(run)
         restarts = restarts_of(contents)
         is_toy = contents.is_toy
         _, recommended_why = recommended_checkpoint(contents, contents.last("verdict"))
+        samples = sample_findings(contents.journal, facts["recommended"])
         if facts["verdict"] is None:
             no_verdict = reason_without_verdict(contents)
         if facts["state"] in RUNNING_STATES:
@@ -261,8 +270,9 @@ def overview(run: Path) -> RunOverview:
         exports=tuple(exports),
         restarts=tuple(restarts),
         ranks=ranks_in(life(run)),
-        activity=_activity(run) if facts["state"] == "running" else "",
+        activity=describe_activity(run) if facts["state"] == "running" else "",
         no_verdict=no_verdict,
+        samples=samples,
         saved_step=_saved_step(run),
     )
 
@@ -277,7 +287,7 @@ def _saved_step(run: Path) -> int | None:
     return max(steps, default=None)
 
 
-def _activity(run: Path) -> str:
+def describe_activity(run: Path) -> str:
     """Return what a running process does, with how far it is; empty while it trains."""
     beat = mapping(life(run))
     activity = str(beat["state"] or "")

@@ -38,6 +38,7 @@ from videotune.runs.notifications import Notifier, keep_addresses, open_notifier
 from videotune.runs.run_dir import BegunRun, only_process, write_begun
 from videotune.runs.same_command import begun_by_this_command, launcher_restarts
 from videotune.runs.stop_signals import end_process_on_requests, signals
+from videotune.text import as_argument
 from videotune.trainer import saving
 from videotune.trainer.deterministic import deterministic_kernels
 from videotune.trainer.export import export_run
@@ -431,10 +432,7 @@ def export_of(trainer: Trainer, why: str) -> list[Exported]:
 
 
 def push(trainer: Trainer, repo: str) -> None:
-    """Upload the result.
-
-    If the Hub does not accept it, a warning says how to try again.
-    """
+    """Upload the result; if the Hub refuses it, a warning says how to try again."""
     destination = trainer.job.config.output_model_destination
     folders = [Path(destination).expanduser()] if destination else []
     try:
@@ -444,7 +442,7 @@ def push(trainer: Trainer, repo: str) -> None:
         trainer.journal.warn(
             trainer.last_step,
             f"{error} The run is done. Upload it again with: "
-            f"videotune publish {trainer.run} --repo {repo}",
+            f"videotune publish {as_argument(trainer.run)} --repo {repo}",
         )
 
 

@@ -28,7 +28,7 @@ from videotune.console import echo
 from videotune.errors import VideotuneError
 from videotune.files import walk_json
 from videotune.pages import docs_page
-from videotune.text import shortened
+from videotune.text import as_argument, shortened
 
 MOST_LETTERS = 100_000
 """Letters of one value, at most."""
@@ -90,7 +90,7 @@ def _refuse_other_trainer(value: Any, path: Path) -> None:
     trainer = other_trainer(value)
     if trainer and not _is_mostly_ours(value, trainer):
         raise VideotuneError(
-            f"{path} looks like one of {trainer['trainer']}: `videotune import {path}` translates it"
+            f"{path} looks like one of {trainer['trainer']}: `videotune import {as_argument(path)}` translates it"
         )
     if path.suffix.lower() == ".toml":
         raise VideotuneError(

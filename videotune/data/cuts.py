@@ -29,6 +29,15 @@ to 0.94 at 8 fps, 0.31 on a galloping horse.
 """
 
 
+KNOWN_SHARE = 0.6
+"""How much of a missing neighbour is left out of the usual change, at a clip's ends.
+
+Counted as a neighbour at rest (0), a fast movement in the first frames is a cut: in 51 of
+774 windows of 2 s from 18 clips, crops of them and every third frame of both. Left out (1),
+1 of them has one, and a planted shot of a single frame is missed in 11 % of 344. At 0.6, 15
+have one and 2 % are missed.
+"""
+
 BLOCKS = 5
 """Rows and columns of blocks in which details are compared."""
 
@@ -104,28 +113,22 @@ def find_cuts(
         ratio: how many times as much as the frames around it a cut changes the picture.
     """
     cuts = []
-    nothing = [0.0, 0.0]
-    padded_changes = [*nothing, *changes, *nothing]
-    gaps_of_changes = gaps[: len(changes)]
-    padded_gaps = [*nothing, *gaps_of_changes, *nothing]
     for index, change in enumerate(changes):
-        # The two changes before and the two after, by their indices in the padded
-        # lists.
+        # The two changes before and the two after, as far as the clip has them: what lies
+        # before its first frame may move as fast as what follows.
         neighbours = [
-            index,
-            index + 1,
-            index + 3,
-            index + 4,
+            neighbour
+            for neighbour in (index - 2, index - 1, index + 1, index + 2)
+            if 0 <= neighbour < len(changes)
         ]
-        neighbour_changes = [padded_changes[k] for k in neighbours]
-        usual_change = sum(neighbour_changes) / 4
+        neighbour_changes = [changes[neighbour] for neighbour in neighbours]
+        num_missing = 4 - len(neighbours)
+        usual_change = sum(neighbour_changes) / (4 - KNOWN_SHARE * num_missing)
 
         # Over a longer gap in time than its neighbours have, a picture changes more without
         # a cut.
         neighbour_gaps = [
-            padded_gaps[k]
-            for k in neighbours
-            if padded_gaps[k] > 0  # not before the first frame, nor after the last
+            gaps[neighbour] for neighbour in neighbours if gaps[neighbour] > 0
         ]
         if neighbour_gaps:
             mean_gap = sum(neighbour_gaps) / len(neighbour_gaps)

@@ -41,7 +41,7 @@ from videotune.data.metadata_files import (
 from videotune.data.packed_rows import SpilledRows
 from videotune.errors import VideotuneError, did_you_mean
 from videotune.files import near_paths
-from videotune.text import counted, counted_are
+from videotune.text import as_argument, counted, counted_are
 
 
 def require_dataset_path(root: Path) -> None:
@@ -90,7 +90,7 @@ def read_folder(
     if root.is_file():
         raise VideotuneError(
             f"The dataset folder {root} is a file. Give the folder of the clips, or split a "
-            f"long video into clips: videotune dataset split {root} --out FOLDER"
+            f"long video into clips: videotune dataset split {as_argument(root)} --out FOLDER"
         )
     require_dataset_path(root)
 

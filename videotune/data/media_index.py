@@ -63,7 +63,7 @@ from videotune.data.workers import Call, default_workers
 INDEX_NAME = "index.sqlite"
 """Name of the index in a cache folder."""
 
-INDEX_VERSION = 7
+INDEX_VERSION = 8
 """Increase it whenever ``probe`` or ``scan_content`` returns something else for the
 same file.
 """

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from videotune.errors import VideotuneError
 from videotune.models.file_kinds import foreign_kind, is_lfs_pointer
 from videotune.models.model_files import headers
-from videotune.text import counted, some
+from videotune.text import as_argument, counted, some
 
 if TYPE_CHECKING:
     from videotune.config.sections import LoraFile
@@ -159,9 +159,7 @@ def _which_file(folder: Path, candidates: Sequence[str]) -> str:
         paths = [str(folder / "export" / name) for name in exported]
         return f"{folder} is a run; its files are in export. Name one: {some(paths)}"
     if (folder / "config.json").is_file() and (folder / "journal.jsonl").is_file():
-        return (
-            f"{folder} is a run without exports. Write them: videotune export {folder}"
-        )
+        return f"{folder} is a run without exports. Write them: videotune export {as_argument(folder)}"
     return (
         f"{folder} is a folder without a safetensors file. Give the .safetensors file of a "
         "LoRA, or the folder that holds it"

@@ -44,7 +44,7 @@ from videotune.latent_cache.entry import (
     read_tensors,
 )
 from videotune.latent_cache.remote_entries import LOCAL_ONLY, LocalEntries
-from videotune.text import counted, counted_are
+from videotune.text import as_argument, counted, counted_are
 
 LOCK_OWNER = "lock.owner"
 PART = ".part-"
@@ -393,7 +393,7 @@ class LatentCache:
             made_of = f" ({kind} of {entry.made_of[:80]!r})" if entry else ""
             reason = error.args[0] if error.args else error
             remedy = self.remote.remedy(name) or (
-                f"Run `videotune cache verify {self.folder}`: it drops damaged entries, and the next run encodes "
+                f"Run `videotune cache verify {as_argument(self.folder)}`: it drops damaged entries, and the next run encodes "
                 "them again."
             )
             raise VideotuneError(

@@ -3,15 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
+from videotune.config.safe_views import LOW_RATE, SAFE_VIEWS
 from videotune.text import times_between
 
 BANDS = ((10.0, "conservative"), (50.0, "moderate"), (100.0, "high"))
 """Upper limits, exclusive: [0, 10) conservative, [10, 50) moderate, [50, 100) high, and
 from 100 on risky.
 """
-
-LOW_RATE = 4e-5
-"""At or below this learning rate, 20 to 30 views of a clip should still be safe."""
 
 ADVICE = {
     "conservative": "so few views may teach too little",
@@ -54,8 +52,11 @@ def views_text(per_window: Mapping[str, Any], *, with_limits: bool = False) -> s
 
 
 def advice(views: float, learning_rate: float) -> str:
-    """Describe the band, and what a low learning rate changes."""
+    """Describe the band, and how many views a low learning rate allows."""
     text = ADVICE[band(views)]
-    if learning_rate <= LOW_RATE:
-        text += f"; at a rate of {learning_rate:g} up to 20-30 views should be safe"
-    return text
+    if learning_rate > LOW_RATE:
+        return text
+    safe = f"20-{SAFE_VIEWS} views should be safe"
+    if band(views) == "moderate" and views > SAFE_VIEWS:
+        return f"at a rate of {learning_rate:g} only up to {safe}"
+    return f"{text}; at a rate of {learning_rate:g} up to {safe}"

@@ -8,7 +8,6 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -276,12 +275,17 @@ def _network_class(folder: Path, class_name: str) -> Any:
 
 def _folder(name: str, weights: bool, files: Mapping[str, Path], echo: LogFn) -> Path:
     if name.startswith(ASSET):
-        folder = Path(
-            str(resources.files("videotune") / "assets" / name.removeprefix(ASSET))
-        )
+        # By this file: a folder named videotune beside a script hides the package's name.
+        folder = Path(__file__).parents[1] / "assets" / name.removeprefix(ASSET)
         if not (folder / "model_index.json").is_file():
+            toy = f"{ASSET}toy"
+            if name == toy:
+                raise VideotuneError(
+                    f"base_model_name: {folder}, which comes with videotune, is missing or "
+                    "incomplete. Install videotune again"
+                )
             raise VideotuneError(
-                f"base_model_name: videotune comes with no model {name!r}; there is asset:toy"
+                f"base_model_name: videotune comes with no model {name!r}; there is {toy}"
             )
         return folder
     folder = Path(name).expanduser()

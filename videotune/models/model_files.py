@@ -10,7 +10,6 @@ import re
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ _BOUNDS = (
 Models that are published stay far below.
 """
 
-CONFIGS = Path(str(resources.files("videotune") / "assets" / "models"))
+CONFIGS = Path(__file__).parents[1] / "assets" / "models"
 """A folder of configs for each published model; ``index.json`` says which base model
 names mean it.
 """

@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import math
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 from videotune.config.base_models import has_pictures_only, starting_keys
 from videotune.config.nested_keys import flatten, merge, unflatten
+from videotune.config.safe_views import LOW_RATE, SAFE_VIEWS
 from videotune.errors import VideotuneError, did_you_mean
 from videotune.files import read_json
 from videotune.presets import shipped
@@ -332,6 +334,7 @@ def config_of(
     is_small = clips < SMALL
     keys["epochs"] = chosen["small" if is_small else "large"]
     keys = merge(keys, starting_keys(str(keys["base_model_name"])))
+    keys, reasons = _fit_views(keys, reasons)
     keys, reasons = _fit_card(keys, reasons, preset, card)
     keys, reasons = _fit_intervals(keys, reasons, clips, preset_steps)
 
@@ -375,6 +378,20 @@ def _fit_card(
     )
     keys = merge(keys, unflatten({key: larger[2]}))
     return keys, reasons | {key: reason}
+
+
+def _fit_views(
+    keys: Mapping[str, Any], reasons: Reasons
+) -> tuple[dict[str, Any], Reasons]:
+    """Keep "epochs" within the views that are safe at a low learning rate."""
+    rate = keys.get("learning_rate", math.inf)
+    if rate > LOW_RATE or keys["epochs"] <= SAFE_VIEWS:
+        return dict(keys), reasons
+    reason = (
+        f"times that each window is seen: at a rate of {rate:g} up to 20-{SAFE_VIEWS} "
+        "should be safe"
+    )
+    return {**keys, "epochs": SAFE_VIEWS}, {**reasons, "epochs": reason}
 
 
 def _fit_intervals(

@@ -16,7 +16,7 @@ from videotune.config.nested_keys import merge
 from videotune.errors import VideotuneError
 from videotune.job.overrides import Overrides, preset_keys, resolve_config, user_keys
 from videotune.queue.entries import CONFIG_SUFFIXES, QueueEntry, add, entries
-from videotune.queue.worker import run_queue
+from videotune.queue.worker import ProgressFn, run_queue
 from videotune.reporter.comparison import write_comparison
 
 MAX_RUNS = 256
@@ -122,7 +122,10 @@ def _run_name(values: dict[str, str]) -> str:
 
 
 def run_sweep(
-    out: Path, cards: Sequence[str | None], report: Callable[[QueueEntry], None]
+    out: Path,
+    cards: Sequence[str | None],
+    report: Callable[[QueueEntry], None],
+    show_progress: ProgressFn = lambda entries: None,
 ) -> tuple[int, Path]:
     """Run the waiting runs of a sweep and update its comparison page whenever one ends.
 
@@ -130,6 +133,7 @@ def run_sweep(
         out: folder of the sweep's queue.
         cards: numbers of the GPUs.
         report: gets each run whose state has changed.
+        show_progress: gets all runs, twice a second.
 
     Returns:
         The exit code and the page.
@@ -141,7 +145,9 @@ def run_sweep(
         if entry.state not in ("waiting", "running"):
             _write_page(out, page_path)
 
-    exit_code = run_queue(out, cards, report=report_and_compare)
+    exit_code = run_queue(
+        out, cards, report=report_and_compare, show_progress=show_progress
+    )
     return exit_code, _write_page(out, page_path)
 
 

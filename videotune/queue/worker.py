@@ -1,7 +1,7 @@
 """The worker of a queue: starts waiting entries as GPUs become free."""
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,20 @@ from videotune.queue.jobs import QueuedJob
 
 WORKER_LOCK = ".lock"
 
+ProgressFn = Callable[[Sequence[QueueEntry]], Any]
+"""Shows how far the entries of a queue are."""
+
 
 class StateReporter:
-    """Reports an entry whenever its state has changed."""
+    """Reports an entry whenever its state has changed, and how far all of them are."""
 
-    def __init__(self, report: Callable[[QueueEntry], Any]) -> None:
+    def __init__(
+        self,
+        report: Callable[[QueueEntry], Any],
+        show_progress: ProgressFn = lambda entries: None,
+    ) -> None:
         self._report = report
+        self._show_progress = show_progress
         self._last_states: dict[str, EntryState] = {}
 
     def update(self, entry: QueueEntry) -> None:
@@ -37,12 +45,19 @@ class StateReporter:
             self._last_states[entry.name] = entry.state
             self._report(entry)
 
+    def update_all(self, all_entries: Sequence[QueueEntry]) -> None:
+        """Report the entries whose state has changed, and the progress of all."""
+        for entry in all_entries:
+            self.update(entry)
+        self._show_progress(all_entries)
+
 
 def run_queue(
     queue: Path,
     cards: Cards = ANY_CARD,
     watch: bool = False,
     report: Callable[[QueueEntry], Any] = print,
+    show_progress: ProgressFn = lambda entries: None,
 ) -> int:
     """Run the waiting entries, each on as many GPUs as it asks for, until none waits.
 
@@ -55,6 +70,7 @@ def run_queue(
         cards: numbers of the GPUs; None for one without a choice.
         watch: whether to wait for further entries at the end.
         report: gets each entry whose state has changed.
+        show_progress: gets all entries, twice a second.
 
     Returns:
         The exit code.
@@ -66,7 +82,7 @@ def run_queue(
         raise VideotuneError(
             f"{queue} is not a queue: `videotune queue add` creates one"
         )
-    reporter = StateReporter(report)
+    reporter = StateReporter(report, show_progress)
 
     with ExitStack() as stack:
         try:
@@ -90,7 +106,7 @@ def run_queue(
             while _start_ready(queue, cards, ended_before, reporter) or watch:
                 time.sleep(POLL_SECONDS)
         except KeyboardInterrupt:
-            return _stop_all(queue)
+            return _stop_all(queue, reporter)
 
     has_failures = any(entry.state == "failed" for entry in entries(queue))
     return FAILED if has_failures else DONE
@@ -111,8 +127,7 @@ def _start_ready(
         reporter: gets the present state of all entries.
     """
     all_entries = entries(queue)
-    for entry in all_entries:
-        reporter.update(entry)
+    reporter.update_all(all_entries)
 
     running = [entry for entry in all_entries if entry.state in ("running", "paused")]
     ready = [
@@ -142,8 +157,8 @@ def _was_interrupted(entry: QueueEntry, ended_before: Collection[Path]) -> bool:
     return entry.job.folder in ended_before
 
 
-def _stop_all(queue: Path) -> int:
-    """Ask all trainings to save and end, and wait until they have.
+def _stop_all(queue: Path, reporter: StateReporter) -> int:
+    """Ask all trainings to save and end, wait until they have, and report that.
 
     Each is asked once: a second signal would end it before it has saved.
     """
@@ -155,6 +170,7 @@ def _stop_all(queue: Path) -> int:
                 asked.add(job.folder)
         time.sleep(POLL_SECONDS)
         running_jobs = _running_jobs(queue)
+    reporter.update_all(entries(queue))
     return INTERRUPTED
 
 

@@ -13,7 +13,16 @@ from videotune.reporter.build import render, summary
 from videotune.reporter.previews import MAX_ROWS, link_in, sample_rows
 from videotune.reporter.privacy import shareable
 from videotune.reporter.progress import progress
-from videotune.reporter.read import Record, Run, items, number, points, read_run
+from videotune.reporter.read import (
+    Record,
+    Run,
+    at,
+    items,
+    mapping,
+    number,
+    points,
+    read_run,
+)
 from videotune.reporter.setting_cells import folder_names, setting_cells
 from videotune.reporter.verdict_words import changed_at, share_reference, shown_word
 from videotune.sampling.picture_faults import describe_faults, describe_sound
@@ -96,7 +105,7 @@ def _ranked_rows(
     # Before folders lose their parents: two may have the same name.
     keys = differing_settings(runs)
     names = folder_names([run.folder for run in runs])
-    run_settings = [inventory.flat_settings(run) for run in runs]
+    run_settings = [_comparable_settings(run) for run in runs]
     cells_by_key = []
     for key in keys:
         values = [settings.get(key) for settings in run_settings]
@@ -161,7 +170,7 @@ def _preview_cell(
 
 def differing_settings(runs: Sequence[Run]) -> list[str]:
     """Return the dotted names of the settings that differ between runs."""
-    run_settings = [inventory.flat_settings(run) for run in runs]
+    run_settings = [_comparable_settings(run) for run in runs]
     names: dict[str, None] = {}
     for settings in run_settings:
         names |= dict.fromkeys(settings)
@@ -170,9 +179,35 @@ def differing_settings(runs: Sequence[Run]) -> list[str]:
     for name in names:
         first = run_settings[0].get(name)
         is_equal = all(settings.get(name) == first for settings in run_settings)
-        if name not in LOCATION_SETTINGS and not is_equal:
+        is_chosen = any(_is_chosen(run, name) for run in runs)
+        if name not in LOCATION_SETTINGS and is_chosen and not is_equal:
             differing.append(name)
     return differing
+
+
+def _comparable_settings(run: Run) -> dict[str, Any]:
+    """Return a run's settings by dotted name, each path as the file system resolves it:
+    ``runs/../clips`` is ``clips``.
+    """
+    settings = inventory.flat_settings(run)
+    return {name: _with_real_paths(value) for name, value in settings.items()}
+
+
+def _with_real_paths(value: Any) -> Any:
+    if isinstance(value, str) and Path(value).is_absolute():
+        return os.path.realpath(value)
+    if isinstance(value, list):
+        return [_with_real_paths(entry) for entry in value]
+    if isinstance(value, dict):
+        return {key: _with_real_paths(entry) for key, entry in value.items()}
+    return value
+
+
+def _is_chosen(run: Run, name: str) -> bool:
+    """Whether a user or a preset has set a value; the plan sets others, which follow from
+    the clips and the length.
+    """
+    return mapping(at(run.config, "origins"))[name] != "plan"
 
 
 def differences_of_data(runs: Sequence[Run]) -> dict[str, list[str]]:

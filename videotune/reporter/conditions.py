@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from videotune.reporter.read import Fields, Run, at, items, mapping, number
-from videotune.text import counted
+from videotune.text import as_argument, counted
 
 NAMES = {
     "first_frame": "first frame",
@@ -77,7 +77,7 @@ def conditions(run: Run, folder: str) -> list[dict[str, str]]:
         options = OPTIONS.get(condition_type)
         command = ""
         if options is not None and not in_diffusers:
-            command = f'videotune sample {folder} --prompt "…" {options}'
+            command = f'videotune sample {as_argument(folder)} --prompt "…" {options}'
         rows.append(
             {
                 "name": name,

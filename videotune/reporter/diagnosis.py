@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from shlex import quote
 from statistics import median
 from typing import Any
 
@@ -19,10 +18,11 @@ from videotune.data.remarks import code_of, with_codes
 from videotune.files import read_json
 from videotune.latent_cache.view_bands import views_text
 from videotune.reporter.read import Run, mapping, number, points, read_run
+from videotune.reporter.sample_findings import likely_copies
 from videotune.runs import checkpoint, journal, run_dir
 from videotune.runs.schemas import read_record
 from videotune.sampling.picture_faults import faulty_share, remark_at
-from videotune.text import counted, value_text
+from videotune.text import as_argument, counted, value_text
 from videotune.trainer import throughput
 from videotune.validation.overfitting import LEARNING, OVERFITTING, judge
 from videotune.validation.part_movement import NOT_MOVED
@@ -189,7 +189,7 @@ def _advice_on_high_rate(run: Run) -> str:
     third = f"{rate / 3:.2g}"
     return (
         f"lower learning_rate to a third, {third} (now {value_text(rate)}), from a "
-        f"checkpoint before the error rose: videotune resume {quote(str(run.folder))} "
+        f"checkpoint before the error rose: videotune resume {as_argument(run.folder)} "
         f"--from STEP --set learning_rate={third} --override"
     )
 
@@ -242,6 +242,15 @@ def _pictures(run: Run) -> Iterator[Finding]:
     if faulty_share(run.journal, step) >= MANY_FAULTY:
         name = "pictures"
     yield _finding(name, step=step, remark=remark, base=base, advice=advice)
+
+
+def _copies(run: Run) -> Iterator[Finding]:
+    """Find samples that are likely copies of training clips."""
+    copies = likely_copies(run.journal)
+    if copies is None or not copies.are_found:
+        return
+    run_argument = as_argument(run.folder)
+    yield _finding("copies", found=copies.sentence, run=run_argument)
 
 
 def _advice_on_rate(run: Run) -> str:
@@ -361,22 +370,27 @@ def _flagged_clips(run: Run, clips: Sequence[Any]) -> Iterator[Finding]:
             flagged.append((clip["path"], others[0]))
     if flagged:
         path, warning = flagged[0]
-        data = _check_argument(run)
-        name = path.removeprefix(f"{data}/")
+        name = path.removeprefix(f"{_dataset_folder(run)}/")
         yield _finding(
             "remarks",
             count=len(flagged),
             clips=counted(len(clips), "clip"),
             path=name,
             warning=warning,
-            data=data,
+            data=_check_argument(run),
         )
 
 
 def _check_argument(run: Run) -> str:
-    """Return the clips of a run, as ``check`` takes them."""
+    """Return the clips of a run, as a command with ``check`` takes them."""
+    folder = _dataset_folder(run)
+    return "CLIPS" if folder is None else as_argument(folder)
+
+
+def _dataset_folder(run: Run) -> str | None:
+    """Return the folder of a run's clips; None if it has none, or several."""
     datasets = parse(run.config["settings"]).datasets if run.config else []
-    return datasets[0].path if len(datasets) == 1 else "CLIPS"
+    return datasets[0].path if len(datasets) == 1 else None
 
 
 def _clipped(run: Run) -> Iterator[Finding]:
@@ -416,7 +430,7 @@ def _stopped(run: Run) -> Iterator[Finding]:
         step=step,
         steps=run.config["steps"],
         why=f" ({reason})" if reason else "",
-        run=quote(str(run.folder)),
+        run=as_argument(run.folder),
     )
 
 
@@ -426,6 +440,7 @@ CHECKS: Sequence[Callable[[Run], Iterator[Finding]]] = (
     _learning,
     _parts,
     _pictures,
+    _copies,
     _overfitting,
     _consistency,
     _clips,

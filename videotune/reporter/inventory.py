@@ -2,7 +2,6 @@
 
 import json
 import re
-import shlex
 from collections.abc import Sequence
 from os.path import getsize, isdir, isfile, relpath
 from pathlib import Path
@@ -31,7 +30,14 @@ from videotune.reporter.read import (
 from videotune.reporter.sound_code import sound_use
 from videotune.reporter.times_seen import TimesSeen, times_seen
 from videotune.sampling.picture_faults import remark_at
-from videotune.text import counted, plain, shape_words, state_words, value_text
+from videotune.text import (
+    as_argument,
+    counted,
+    plain,
+    shape_words,
+    state_words,
+    value_text,
+)
 
 ORIGINS = ("user", "preset", "family", "default")
 """Origins of a setting, in the order of the page."""
@@ -274,7 +280,7 @@ def use(run: Run, *, is_shared: bool = False) -> dict[str, Any]:
 
     previews = run.of_kind("sample")
     folder = run.folder.resolve().name if is_shared else str(run.folder)
-    sound = sound_use(run, pipelines, shlex.quote(folder))
+    sound = sound_use(run, pipelines, folder)
     chapter = {
         "absent": "",
         "trigger": ", ".join(_triggers(run)),
@@ -298,9 +304,9 @@ def use(run: Run, *, is_shared: bool = False) -> dict[str, Any]:
             takes_image=takes_image,
             preview_values=preview_values,
         ),
-        "folder": folder,
+        "folder": as_argument(folder),
         "is_shared": is_shared,
-        "conditions": conditions(run, shlex.quote(folder)),
+        "conditions": conditions(run, folder),
         **sound,
         "install": _install_command(lines, has_sound=bool(sound["sound_rate"])),
         **_differences_of_call(pipelines),

@@ -17,6 +17,7 @@ from videotune.reporter.privacy import shareable
 from videotune.reporter.read import Run, at, mapping, number
 from videotune.reporter.sound_code import conditioning_modality
 from videotune.runs.plan_facts import samples_per_step_words
+from videotune.text import as_argument
 
 MAX_PREVIEWS = 4
 """Previews of a card, at most; they are of the last step that has some."""
@@ -45,7 +46,7 @@ def model_card(run: Run) -> Any:
     """
     if not run.exports:
         raise VideotuneError(
-            f"{run.folder}: nothing is exported. Run: videotune export {run.folder}"
+            f"{run.folder}: nothing is exported. Run: videotune export {as_argument(run.folder)}"
         )
     if run.config is None or run.plan is None:
         missing = "config.json" if run.config is None else "plan.json"

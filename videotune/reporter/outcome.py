@@ -1,7 +1,6 @@
 """The state of a run, its verdict, and the recommended checkpoint with the evidence."""
 
 import re
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from videotune.reporter.read import (
 from videotune.reporter.verdict_words import changed_at, share_reference
 from videotune.runs.run_life import life
 from videotune.sampling.picture_faults import faulty_kinds, remark_at
-from videotune.text import moment, plain
+from videotune.text import as_argument, moment, plain
 from videotune.validation.frontier import kept_by_step, weigh_kept
 from videotune.validation.overfitting import LAST_STEP, recent_readings, recommend
 
@@ -42,7 +41,7 @@ RunState = tuple[str, str, str]
 """A word for the badge, the badge's colour, and a sentence."""
 
 
-def describe_state(run: Run, is_complete: bool) -> RunState:
+def describe_state(run: Run, is_complete: bool, *, is_page: bool = True) -> RunState:
     """Return the state of the run at the time it was read.
 
     An end in the journal counts, unless a later process is alive. Without an end, the
@@ -51,6 +50,7 @@ def describe_state(run: Run, is_complete: bool) -> RunState:
     Args:
         run: the run.
         is_complete: whether all of its steps are done.
+        is_page: whether a page shows it, which may be read later.
     """
     end = run.last("end")
     beat = mapping(run.life)
@@ -69,7 +69,7 @@ def describe_state(run: Run, is_complete: bool) -> RunState:
         )
         return "no end", "care", sentence
     if beat["alive"]:
-        return _alive_state(run, beat)
+        return _alive_state(run, beat, is_page=is_page)
     return _dead_state(beat)
 
 
@@ -79,7 +79,7 @@ def _ended_state(reason: str, is_complete: bool) -> RunState:
     return reason, "good" if is_complete else "care", f"ended: {reason}"
 
 
-def _alive_state(run: Run, beat: Fields) -> RunState:
+def _alive_state(run: Run, beat: Fields, *, is_page: bool) -> RunState:
     started = number(beat["started"])
     process = _process_words(beat)
     if started is not None:
@@ -91,7 +91,8 @@ def _alive_state(run: Run, beat: Fields) -> RunState:
             since = f" since {moment(beat['since'])}"
         sentence = f"paused{since} because the disk is full ({process}; checked {now})"
         return "paused", "care", sentence
-    sentence = f"running when this page was written, {now}: {beat['state']} ({process})"
+    written = f"running when this page was written, {now}" if is_page else "running"
+    sentence = f"{written}: {beat['state']} ({process})"
     return "running", "good", sentence
 
 
@@ -132,7 +133,7 @@ def status(run: Path) -> dict[str, Any]:
     steps = number(at(contents.config, "steps"))
     latest = contents.last("verdict")
     is_complete = steps is not None and contents.steps.last >= steps
-    state, _, why = describe_state(contents, is_complete)
+    state, _, why = describe_state(contents, is_complete, is_page=False)
     recommended, _ = recommended_checkpoint(contents, latest)
     return {
         "run": str(run),
@@ -242,7 +243,7 @@ def _shown_folder(run: Run) -> str:
     that the page says nothing of the machine.
     """
     folder = run.folder
-    return folder.name if folder.is_absolute() else shlex.quote(str(folder))
+    return as_argument(folder.name if folder.is_absolute() else folder)
 
 
 def _doubt(run: Run) -> str:

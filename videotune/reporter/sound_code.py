@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from videotune.reporter.read import Run, items
+from videotune.text import as_argument
 
 GIVEN_FILES = {"video": "--video clip.mp4", "sound": "--sound sound.wav"}
 """By what a run is given, the option of ``videotune sample``."""
@@ -56,7 +57,8 @@ def sound_use(run: Run, pipelines: Sequence[str], folder: str) -> dict[str, Any]
     modality = conditioning_modality(run)
     command = ""
     if modality:
-        command = f'videotune sample {folder} --prompt "…" {GIVEN_FILES[modality]}'
+        options = GIVEN_FILES[modality]
+        command = f'videotune sample {as_argument(folder)} --prompt "…" {options}'
     return {
         "sound_rate": sound_rate,
         "conditioning_modality": modality,

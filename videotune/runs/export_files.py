@@ -14,6 +14,7 @@ from videotune.bounds import require_file
 from videotune.errors import VideotuneError
 from videotune.files import hash_path
 from videotune.runs.schemas import read_record
+from videotune.text import as_argument
 
 RECORDS = ("config", "plan", "check", "exports")
 """JSON files of a run that the model card is made of."""
@@ -43,10 +44,14 @@ def read_exports(run: Path) -> list[dict[str, Any]]:
 
     path = run / "exports.json"
     if not path.is_file():
-        raise VideotuneError(f"{run}: nothing is exported. Run: videotune export {run}")
+        raise VideotuneError(
+            f"{run}: nothing is exported. Run: videotune export {as_argument(run)}"
+        )
     entries: list[dict[str, Any]] = read_record(path)
     if not entries:
-        raise VideotuneError(f"{run}: nothing is exported. Run: videotune export {run}")
+        raise VideotuneError(
+            f"{run}: nothing is exported. Run: videotune export {as_argument(run)}"
+        )
     return entries
 
 
@@ -90,7 +95,7 @@ def files_of_export(
     if path.is_dir() and not (path / MARKED_FOLDER).is_file():
         raise VideotuneError(
             f"{path} is no export of videotune: it has no {MARKED_FOLDER}."
-            f" Write it again: videotune export {run}"
+            f" Write it again: videotune export {as_argument(run)}"
         )
     if path.is_file():
         _refuse_foreign_file(run, path)
@@ -152,7 +157,7 @@ def _refuse_other_file(run: Path, path: Path, *, may_be_shared: bool) -> None:
         return
     raise VideotuneError(
         f"{path} is {kind}, so it is not published. Put a copy in its place,"
-        f" or write it again: videotune export {run}"
+        f" or write it again: videotune export {as_argument(run)}"
     )
 
 
@@ -168,11 +173,11 @@ def _refuse_foreign_file(run: Path, path: Path) -> None:
     if not is_export:
         raise VideotuneError(
             f"{path} is no export of videotune: its header does not name it."
-            f" Write it again: videotune export {run}"
+            f" Write it again: videotune export {as_argument(run)}"
         )
 
 
 def _changed(run: Path, path: Path) -> VideotuneError:
     return VideotuneError(
-        f"{path} is missing or damaged. Remove it and write it again: videotune export {run}"
+        f"{path} is missing or damaged. Remove it and write it again: videotune export {as_argument(run)}"
     )

@@ -27,6 +27,7 @@ from videotune.files import (
 )
 from videotune.runs.schemas import parse_line, read_record
 from videotune.runs.step_sums import Steps, regularization
+from videotune.text import as_argument
 
 NAME = "journal.jsonl"
 
@@ -78,7 +79,7 @@ class History:
                         break
                     raise VideotuneError(
                         f"{self._path}: line {number} is damaged: {error}. Restore a copy of the file, or remove the "
-                        f"line: videotune doctor {self._path.parent} --repair-journal"
+                        f"line: videotune doctor {as_argument(self._path.parent)} --repair-journal"
                     ) from error
                 yield content, line
                 size += len(content)

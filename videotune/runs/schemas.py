@@ -14,6 +14,7 @@ from videotune.bounds import RECORD_BYTES, RECORD_DEPTH, read_limited, too_deep
 from videotune.config.aliases import renamed_run
 from videotune.errors import VideotuneError
 from videotune.files import Count, checked, hash_path
+from videotune.text import as_argument
 
 Seconds = Annotated[float, Interval(ge=0, le=2.5e11)]
 """A time since 1970, before the year 9999."""
@@ -273,6 +274,6 @@ def verified(run: Path, line: Mapping[str, Any]) -> Path:
     path = run / str(line["path"])
     if not path.exists() or hash_path(path) != line["hash"]:
         raise VideotuneError(
-            f"{path} is missing or damaged. Remove it and write it again: videotune export {run}"
+            f"{path} is missing or damaged. Remove it and write it again: videotune export {as_argument(run)}"
         )
     return path

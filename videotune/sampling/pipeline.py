@@ -337,12 +337,13 @@ def to_frames(pixels: Tensor) -> np.ndarray:
     return scaled.round().byte().permute(1, 2, 3, 0).contiguous().numpy()
 
 
-def file_name(step: int, content: str, seed: int) -> str:
+def file_name(step: int | None, content: str, seed: int) -> str:
     """Return the file name of a sample: its step, a hash, and its seed.
 
     Args:
-        step: of the weights.
+        step: of the weights; None if they are a file whose step is not known.
         content: the prompt, or a text that says more of what was drawn.
         seed: of the noise.
     """
-    return f"step-{step:06d}-{digest(content)[:8]}-seed{seed}.mp4"
+    name = f"{digest(content)[:8]}-seed{seed}.mp4"
+    return name if step is None else f"step-{step:06d}-{name}"

@@ -52,6 +52,7 @@ from videotune.studio.web import (
     render,
     reply,
 )
+from videotune.text import as_argument
 
 PASSWORD_VARIABLE = "VIDEOTUNE_STUDIO_PASSWORD"
 """Environment variable of the password; an option would show in the list of processes.
@@ -106,7 +107,7 @@ def serve(root: Path, host: str, port: int) -> int:
     home_root = other_root(root)
     if home_root is not None:
         print(
-            f"There are also projects in {home_root}: videotune studio --root {home_root}"
+            f"There are also projects in {home_root}: videotune studio --root {as_argument(home_root)}"
         )
     sys.stdout.flush()
 

@@ -42,7 +42,7 @@ from videotune.studio.web import (
     render,
     reply,
 )
-from videotune.text import counted
+from videotune.text import as_argument, counted
 
 routes = APIRouter()
 
@@ -62,7 +62,13 @@ def cards(page: PageContext) -> str:
         except (VideotuneError, OSError) as error:
             rows.append(_empty_card(project, str(error)))
     home_root = other_root(page.root) if page.is_local else None
-    return render("projects_cards", cards=rows, root=page.root, other_root=home_root)
+    return render(
+        "projects_cards",
+        cards=rows,
+        root=page.root,
+        other_root=home_root,
+        other_root_argument=as_argument(home_root),
+    )
 
 
 def _work_by_project(root: Path) -> dict[str, str]:

@@ -18,6 +18,7 @@ from videotune.queue.entries import QueueEntry
 from videotune.reporter.comparison import write_comparison
 from videotune.reporter.inventory import use
 from videotune.reporter.read import Run, items, mapping
+from videotune.reporter.sample_findings import sample_findings
 from videotune.sampling.picture_faults import describe_sound, remark_at
 from videotune.studio import (
     header,
@@ -30,7 +31,7 @@ from videotune.studio import (
 )
 from videotune.studio.downloads import COMPARISON, download_name
 from videotune.studio.field_errors import FieldError, at_field
-from videotune.studio.projects import Project, find_project, inside, texts
+from videotune.studio.projects import find_project, inside, texts
 from videotune.studio.queue_page import run_folder
 from videotune.studio.records import Try, read_record
 from videotune.studio.result_files import (
@@ -46,7 +47,7 @@ from videotune.studio.result_files import (
 )
 from videotune.studio.run_states import selected_run
 from videotune.studio.settings import read_settings
-from videotune.studio.shown_samples import sample_groups
+from videotune.studio.shown_samples import preview_of, sample_groups
 from videotune.studio.sound_settings import prompt_files
 from videotune.studio.status import read_live
 from videotune.studio.train_page import checkpoint, refuse_running
@@ -96,8 +97,8 @@ def result(page: PageContext) -> str:
         step=step,
         taken=files_to_take(files, step),
         formats=export_formats(run),
-        preview=_preview_of(run, page.current_project, step),
-        remark=remark_at(run.journal, step) if step is not None else "",
+        preview=preview_of(run, page.current_project.folder, step),
+        samples=sample_findings(run.journal, step),
         losses=dict(run.held_out_losses),
         works=_output_jobs(page, run_data["name"]),
         there=[name for name in RUN_FILES if (run.folder / name).is_file()],
@@ -118,17 +119,6 @@ def _comfyui_folder(page: PageContext) -> tuple[Path | None, str]:
         return comfyui_loras(read_settings(page.root).get("comfyui")), ""
     except VideotuneError as error:
         return None, str(error)
-
-
-def _preview_of(run: Run, project: Project, step: int | None) -> tuple[str, str] | None:
-    """Return a preview of a step, as a path within the project, and how loud it is."""
-    for record in run.of_kind("sample"):
-        if record.get("step") == step:
-            path = train_page.existing_file(run.folder, record.get("path"))
-            if path is not None:
-                relative = path.relative_to(project.folder).as_posix()
-                return relative, describe_sound(record)
-    return None
 
 
 def summary(page: PageContext) -> str:

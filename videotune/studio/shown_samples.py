@@ -125,3 +125,14 @@ def _shown_samples(home: Path, run: Run, step: int) -> Iterator[ShownSample]:
             sound=describe_sound(record),
             near=near,
         )
+
+
+def preview_of(run: Run, home: Path, step: int | None) -> tuple[str, str] | None:
+    """Return a preview of a step, as a path within the project, and how loud it is."""
+    for record in run.of_kind("sample"):
+        if record.get("step") == step:
+            path = train_page.existing_file(run.folder, record.get("path"))
+            if path is not None:
+                relative = path.relative_to(home).as_posix()
+                return relative, describe_sound(record)
+    return None

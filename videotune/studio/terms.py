@@ -2,6 +2,9 @@
 
 import re
 
+ARGUMENT = r"(?:'[^']*'|\S+)"
+"""A path as a command has it: quoted if it has a space."""
+
 _RULES = (
     (
         r"captions were not counted in tokens: .*",
@@ -60,7 +63,7 @@ _RULES = (
     (r", or the memory: --card \d+\.", ", or the memory in GB."),
     (r"`videotune export [^`]*--merge`", "The merged model"),
     (r"`videotune cache [^`]*` makes one", "A training makes one"),
-    (r"`?videotune dataset split [^`\s]+ --out [^`\s]+`?", "“Cut into scenes”"),
+    (rf"`?videotune dataset split {ARGUMENT} --out [^`\s]+`?", "“Cut into scenes”"),
     (r"videotune publish .*", "press Publish on the page Results"),
     (r"(;|,|,? or| )* *`videotune [^`]*`( shows (all|them))?", ""),
     (r"(choose|with|use|Use|Choose) another --out", r"\1 another name for the run"),
@@ -80,17 +83,26 @@ _RULES = (
     (r"--prompt TEXT(, as often as you like)?", "a prompt"),
     (r"--(image|lora) FILE", r"a file"),
     (r"Add --public", "Make it public"),
-    (r"resume with: videotune train --out \S+ --resume", "resume on the page Train"),
-    (r"resume with: videotune resume \S+", "resume on the page Train"),
-    (r"Continue it with: videotune resume \S+;", "Resume it on the page Train,"),
     (
-        r"To train on: videotune resume \S+ --set steps=\d+( --override)?",
+        rf"resume with: videotune train --out {ARGUMENT} --resume",
+        "resume on the page Train",
+    ),
+    (rf"resume with: videotune resume {ARGUMENT}", "resume on the page Train"),
+    (
+        rf"Continue it with: videotune resume {ARGUMENT};",
+        "Resume it on the page Train,",
+    ),
+    (
+        rf"To train on: videotune resume {ARGUMENT} --set steps=\d+( --override)?",
         "To train on, set more steps and resume it on the page Train",
     ),
     (r"`videotune resume`", "a resume"),
-    (r"videotune resume \S+", "press Resume on the page Train"),
-    (r"videotune train --out \S+ --resume", "press Resume on the page Train"),
-    (r"videotune doctor \S+ --repair-journal", "the journal has to be repaired"),
+    (rf"videotune resume {ARGUMENT}", "press Resume on the page Train"),
+    (rf"videotune train --out {ARGUMENT} --resume", "press Resume on the page Train"),
+    (
+        rf"videotune doctor {ARGUMENT} --repair-journal",
+        "the journal has to be repaired",
+    ),
     (r"--resume --from (\S+)( --override)?", r"resume from step \1 on the page Train"),
     (
         r"--resume (--override )?--set ([\w.]+)=([^\s:,;]+)",
@@ -112,7 +124,14 @@ first.
 
 _RULES_COMPILED = tuple((re.compile(pattern), text) for pattern, text in _RULES)
 
-_SIGNS = ("--", "`videotune", "of kind ", "not counted in tokens", "held")
+_SIGNS = (
+    "--",
+    "`videotune",
+    "videotune resume",
+    "of kind ",
+    "not counted in tokens",
+    "held",
+)
 """What a text has that is to be said otherwise."""
 
 _OPTION = re.compile(r"(?<![\w-])--([a-z][\w-]*)")

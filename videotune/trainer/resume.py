@@ -35,6 +35,7 @@ from videotune.runs.checkpoint import Checkpoint, listed, newest_checkpoint, pic
 from videotune.runs.journal import History
 from videotune.runs.rollback import record_paths_at
 from videotune.runs.schemas import read_record
+from videotune.text import as_argument
 from videotune.trainer.data_change import describe_change
 from videotune.trainer.optimizer_contract import refuse_failing_optimizer
 from videotune.types import BasePlace
@@ -349,6 +350,6 @@ def checkpoint_of(run: Path, step: int | None, history: History) -> Checkpoint |
     if checkpoint is not None and history.largest_step < checkpoint.step:
         raise VideotuneError(
             f"{run / 'journal.jsonl'} lacks the steps from {history.largest_step + 1} to {checkpoint.step}, which are saved. "
-            f"Restore a copy of it, or continue without them: videotune doctor {run} --repair-journal"
+            f"Restore a copy of it, or continue without them: videotune doctor {as_argument(run)} --repair-journal"
         )
     return checkpoint

@@ -27,7 +27,7 @@ from videotune.runs.checkpoint import (
 from videotune.runs.checkpoint_writer import on_each, save_checkpoint
 from videotune.runs.journal import readings_of, with_mean_of_modalities
 from videotune.runs.run_dir import poll_control
-from videotune.text import counted
+from videotune.text import as_argument, counted
 from videotune.trainer.checkpoint_parts import (
     CheckpointParts,
     bytes_of,
@@ -455,7 +455,7 @@ def rescue_message(run: Path) -> str:
     if not complete_checkpoints(run):
         return "Nothing has been saved yet; a resume begins at step 0."
     checkpoints = listed(run)
-    return f"{checkpoints[0].upper()}{checkpoints[1:]}; resume with: videotune resume {run}"
+    return f"{checkpoints[0].upper()}{checkpoints[1:]}; resume with: videotune resume {as_argument(run)}"
 
 
 def refuse_small_disk(run: Path, disk: Mapping[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 from videotune.console import echo
@@ -45,6 +44,7 @@ from videotune.validation.part_movement import PartMovement
 from videotune.validation.sample_metrics import SampleMetricsCallback
 from videotune.validation.sample_metrics_plan import sample_metrics_plan
 from videotune.validation.selection import PreviewRequest
+from videotune.validation.to_come import validations_to_come
 from videotune.validation.validation_loss import (
     ValidationLoss,
     expert_by_quantile,
@@ -131,7 +131,7 @@ class Validation(Callback):
             self.run(trainer, step)
         elif is_main:
             # A reading may have been made before a kill, without its verdict.
-            self.verdict = write_verdict(trainer, self._to_come(trainer, step))
+            self.verdict = write_verdict(trainer, validations_to_come(trainer, step))
         if is_main:
             self._warn_of_other_clips(trainer, step)
             self._note_too_few(trainer, step)
@@ -151,7 +151,7 @@ class Validation(Callback):
         """Print at the beginning if the run will end without a verdict, because it
         validates too rarely. Without held-out clips another note says it.
         """
-        to_come = self._to_come(trainer, step)
+        to_come = validations_to_come(trainer, step)
         if not to_come or not trainer.job.library.held_out_windows:
             return
         readings_so_far = readings_of(trainer.journal.history.events)
@@ -261,17 +261,7 @@ class Validation(Callback):
             "validation", step=step, validation=name, **fields, seconds=seconds
         )
         trainer.write_exposure(step)
-        self.verdict = write_verdict(trainer, self._to_come(trainer, step))
-
-    def _to_come(self, trainer: Trainer, step: int) -> list[int]:
-        """Return the next steps after ``step`` at which it runs, as many as a verdict
-        may need.
-        """
-        last = trainer.job.steps
-        steps = (
-            later for later in range(step + 1, last + 1) if due(later, self.every, last)
-        )
-        return list(islice(steps, MIN_READINGS))
+        self.verdict = write_verdict(trainer, validations_to_come(trainer, step))
 
     def stops(self, trainer: Trainer) -> bool:
         """Whether the latest ``early_stopping`` readings all say OVERFITTING."""
@@ -283,7 +273,8 @@ class Validation(Callback):
     def on_end(self, trainer: Trainer, step: int) -> None:
         """Print the verdict."""
         if self.every:
-            write_verdict(trainer, at_the_end=True)
+            to_come = validations_to_come(trainer, step)
+            write_verdict(trainer, to_come, at_the_end=True)
 
 
 def _relative_parts(

@@ -230,7 +230,7 @@ def count_latest(lines: Iterable[Mapping[str, Any]], label: str) -> int:
 def _reason_for_no_verdict(readings: Sequence[Reading]) -> str:
     """Return why more readings will not give a verdict either, or an empty string."""
     if readings[-1].get("held_out") is None:
-        return "no clip is kept aside for checking, so copying would not be seen"
+        return "no clip is kept aside for checking, so no loss shows copying"
     if any(None in _values(reading) for reading in readings):
         return "a validation loss is not finite"
     if any(len(clips_of(reading, "held_out")) < 2 for reading in readings):

@@ -14,6 +14,7 @@ from videotune.validation.overfitting import (
     ranking,
     recommend,
 )
+from videotune.validation.to_come import validations_to_come
 
 
 def recommend_checkpoint(trainer: Trainer, step: int) -> dict[str, Any]:
@@ -23,7 +24,7 @@ def recommend_checkpoint(trainer: Trainer, step: int) -> dict[str, Any]:
     last; unless another one is better by what is left of the base model's abilities.
     """
     lines = trainer.journal.history.events
-    verdict = judge(lines)
+    verdict = judge(lines, validations_to_come(trainer, step))
     saved = [checkpoint.step for checkpoint in complete_checkpoints(trainer.run)]
     held_out = _held_out_errors(lines, verdict)
     if verdict is None or not verdict.turned or not saved:
