@@ -17,6 +17,9 @@ from videotune.errors import VideotuneError
 CONFIG_BYTES = 1 << 20
 """A config file."""
 
+CAPTION_BYTES = 1 << 20
+"""A file of captions, which has some lines of at most some hundred words."""
+
 CONFIG_DEPTH = 12
 """Nested values of a config."""
 

@@ -119,11 +119,11 @@ def test_likely_copies_and_faulty_samples_are_named_with_where_to_look(
     assert "1 is black" in row["faulty_samples"]
 
     assert run("status", folder) == DONE
-    printed = capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
     assert printed.count(f"videotune report {folder}") == 2, "there is no report yet"
     (folder / "report.html").touch()
     assert run("status", folder) == DONE
-    printed = capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
     assert printed.count(str(folder / "report.html")) == 2
 
     # The end of a training says the same.
@@ -132,7 +132,7 @@ def test_likely_copies_and_faulty_samples_are_named_with_where_to_look(
     show_training(
         TrainResult(folder, "done", 3, recommended=recommended, report=report)
     )
-    printed = capsys.readouterr().err
+    printed = " ".join(capsys.readouterr().err.split())
     assert "2 of 3 samples are likely copies" in printed
     assert "1 is black" in printed
 

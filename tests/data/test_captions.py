@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.clips import noise, write_image
 from tests.support.datasets import scanned
+from videotune.bounds import CAPTION_BYTES
 from videotune.data.captions import (
     fill_trigger,
     lint_caption,
@@ -59,6 +60,12 @@ def test_captions_that_are_none(tmp_path: Path) -> None:
             "byte 0.*no text",
         ),
         ("k", "猫がいる".encode("shift-jis"), "undecodable_caption", "Shift-JIS"),
+        (
+            "l",
+            b"a" * (CAPTION_BYTES + 1),
+            "undecodable_caption",
+            "has at most 1,048,576",
+        ),
         # and is not waited for
         ("pipe", None, "missing_caption", "is not a regular file"),
     ]:

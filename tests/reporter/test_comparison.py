@@ -17,6 +17,7 @@ from videotune.reporter.comparison import (
     comparison_table,
     differences_of_data,
     differing_settings,
+    doubt_on_errors,
     write_comparison,
 )
 from videotune.reporter.read import read_run
@@ -149,6 +150,24 @@ def test_a_run_whose_clips_kept_aside_changed_is_not_ranked_with_others(
     text = page.read_text(encoding="utf-8")
     assert re.findall(r'data-label="run">([^<]+)<', text) == ["other", "changed"]
     assert text.count("since its clips kept aside changed there") == 1
+    assert "The clips kept aside of changed have changed in the run" in text
+
+
+def test_errors_on_other_clips_kept_aside_are_doubted(tmp_path: Path) -> None:
+    folders = [full_run(tmp_path / name) for name in ("first", "second")]
+    assert doubt_on_errors([read_run(folder) for folder in folders]) == ""
+
+    account = json.loads((folders[1] / "check.json").read_text())
+    aside = next(clip for clip in account["clips"] if clip["held_out"])
+    aside["captions"] = ["quite another caption"]
+    write_file(folders[1], "check.json", account)
+    runs = [read_run(folder) for folder in folders]
+    assert "other captions" in doubt_on_errors(runs)
+
+    aside["id"] = "f" * 32
+    write_file(folders[1], "check.json", account)
+    runs = [read_run(folder) for folder in folders]
+    assert "other clips" in doubt_on_errors(runs)
 
 
 def change_clips_kept_aside(folder: Path) -> None:

@@ -404,8 +404,8 @@ FALLING = RISING[::-1]
 TRENDS = {
     "clips kept aside fall": (FALLING, FLAT, LEARNING, ("clips kept aside went",)),
     "both rise": (RISING, RISING, PLATEAU, ("both have got worse",)),
-    "only clips kept aside rise": (RISING, FLAT, PLATEAU, ("training clips went", "no more than by chance")),
-    "only training clips rise": (FLAT, RISING, PLATEAU, ("neither has fallen", "no more than by chance")),
+    "only clips kept aside rise": (RISING, FLAT, PLATEAU, ("training clips went", "which may be chance")),
+    "only training clips rise": (FLAT, RISING, PLATEAU, ("neither has fallen", "which may be chance")),
     "only training clips fall": (FLAT, FALLING, PLATEAU, ("only on the training clips",)),
     "nothing moves": (FLAT, FLAT, PLATEAU, ("neither has fallen",)),
 }  # fmt: skip

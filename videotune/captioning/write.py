@@ -6,7 +6,7 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from videotune.bounds import ANSWER_SECONDS
+from videotune.bounds import ANSWER_SECONDS, CAPTION_BYTES, read_limited
 from videotune.captioning.backends import Captioner, local_model, read_frames, server
 from videotune.captioning.caption_cleanup import CaptionError, clean, prompt_for
 from videotune.captioning.overwrite import OverwriteState
@@ -140,7 +140,10 @@ def caption_files(root: Path, clips: set[str], dataset: Dataset) -> dict[Path, s
 
 def texts_of(file: Path) -> tuple[str, ...]:
     """Read the captions of a text file; none if it does not exist."""
-    return split_variants(file.read_text("utf-8-sig")) if file.is_file() else ()
+    if not file.is_file():
+        return ()
+    content = read_limited(file, CAPTION_BYTES, "a file of captions")
+    return split_variants(content.decode("utf-8-sig"))
 
 
 @dataclass(frozen=True)

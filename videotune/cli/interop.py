@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from videotune.cli.options import Arg, AsJson, Offline, Opt, Verbose
 from videotune.console import answer, doing, echo, print_table, tell
 from videotune.errors import VideotuneError
-from videotune.presets.shipped import preset_names
 from videotune.text import counted, plain, shape_words, shortened, some
 
 if TYPE_CHECKING:
@@ -173,8 +172,7 @@ def show_next_command(to: Path, result: Imported) -> None:
     if missing and only_dataset:
         command += " --data DIR"
     if not names_base(result):
-        example = next(name for name in preset_names() if "LoRA" in name)
-        command += f' --preset "{example}"'
+        command += " --preset NAME"
     echo(f"config: {to}; `{command}` accounts for its clips")
 
     if not names_base(result):

@@ -195,10 +195,8 @@ def show_runs(
             "No clip is kept aside for checking, so no figure shows which run copies less. The error on training "
             "clips is a share of the base model's: it shows how much a run has learnt."
         )
-    if not comparison.has_same_data:
-        tell(
-            "The runs have different clips, so their errors on clips kept aside do not compare."
-        )
+    if comparison.doubt:
+        tell(comparison.doubt)
     if comparison.shared_prompts:
         tell(
             "The page shows the previews of "

@@ -12,10 +12,11 @@ from typing import Any
 from videotune.errors import VideotuneError
 from videotune.reporter.comparison import (
     comparison_table,
+    doubt_on_errors,
     shared_previews,
     write_comparison,
 )
-from videotune.reporter.read import at, read_run, refuse_no_run
+from videotune.reporter.read import read_run, refuse_no_run
 
 PAGE = "comparison.html"
 
@@ -32,8 +33,8 @@ class RunComparison:
     rows: list[dict[str, Any]]
     """The facts of each run, the lowest held-out error first."""
 
-    has_same_data: bool
-    """Whether all runs have the same clips and captions."""
+    doubt: str
+    """Why the errors on clips kept aside do not compare; empty if they do."""
 
     shared_prompts: int
     """How many prompts at least two of the runs have sampled with the same seed."""
@@ -64,11 +65,10 @@ def compare_runs(folders: Sequence[Path], out: Path | None = None) -> RunCompari
     page = write_comparison(resolved, page_folder / PAGE)
     runs = [read_run(folder) for folder in resolved]
     keys, rows = comparison_table(runs, page_folder)
-    data_digests = {str(at(run.config, "data")) for run in runs}
     return RunComparison(
         page=page,
         keys=keys,
         rows=rows,
-        has_same_data=len(data_digests) == 1,
+        doubt=doubt_on_errors(runs),
         shared_prompts=len(shared_previews(runs, page_folder)),
     )

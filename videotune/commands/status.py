@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from videotune.data.captions import read_caption
 from videotune.data.clip_file import ClipFile
 from videotune.data.file_checks import ClipProblem
 from videotune.data.folder_listing import RUN_FILES
@@ -354,5 +355,10 @@ def _is_readable(clip: ClipFile) -> bool:
 
 
 def _has_caption(clip: ClipFile) -> bool:
-    """Return whether a caption is recorded or a caption file is there."""
-    return bool(clip.metadata_captions) or clip.caption_file is not None
+    """Return whether a caption is recorded, or is in a file that can be read."""
+    if clip.metadata_captions or clip.caption_file is None:
+        return bool(clip.metadata_captions)
+    try:
+        return any(variant.strip() for variant in read_caption(clip.caption_file))
+    except ClipProblem:
+        return False

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from videotune.bounds import CAPTION_BYTES, read_limited
 from videotune.data.file_checks import ClipProblem
 from videotune.data.packed_texts import TextNumbers
 from videotune.data.remarks import Remark
+from videotune.errors import VideotuneError
 from videotune.text import counted
 
 LONG_CAPTION = 512
@@ -94,11 +96,13 @@ def read_utf8(path: Path) -> str:
     """Read UTF-8 text, with or without a byte order mark.
 
     Raises:
-        ClipProblem: if the file cannot be read or has another encoding; the message
-            names the encoding that it seems to have.
+        ClipProblem: if the file cannot be read, is too large, or has another encoding;
+            the message names the encoding that it seems to have.
     """
     try:
-        content = path.read_bytes()
+        content = read_limited(path, CAPTION_BYTES, "a file of captions")
+    except VideotuneError as error:
+        raise ClipProblem("undecodable_caption", str(error)) from error
     except OSError as error:
         raise ClipProblem(
             "missing_caption", f"{path} cannot be read: {error.strerror}"

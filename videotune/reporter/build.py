@@ -278,7 +278,7 @@ def environment(*packages: str) -> Environment:
         "repr": repr,
         "with_code": with_code,
         "expert_in": expert_in,
-        "changed_at": verdict_words.changed_at,
+        "step_of_change": verdict_words.step_of_change,
         "is_undecided": verdict_words.is_undecided,
         "is_unknown": verdict_words.is_unknown,
         "is_unproven": verdict_words.is_unproven,

@@ -24,7 +24,7 @@ from videotune.reporter.read import (
     read_run,
 )
 from videotune.reporter.setting_cells import folder_names, setting_cells
-from videotune.reporter.verdict_words import changed_at, share_reference, shown_word
+from videotune.reporter.verdict_words import share_reference, shown_word, step_of_change
 from videotune.sampling.picture_faults import describe_faults, describe_sound
 from videotune.text import counted
 
@@ -78,6 +78,7 @@ def write_comparison(folders: Sequence[Path], path: Path) -> Path:
         is_short=_fits_beside_results(rows),
         previews=shared_previews(runs, path.parent),
         best_first=BEST_FIRST,
+        doubt=doubt_on_errors(runs),
     )
     write_text(path, contents)
     return path
@@ -240,6 +241,37 @@ def _captions_by_clip(run: Run) -> dict[str, list[Any]]:
     return {str(clip["id"]): items(clip["captions"]) for clip in used}
 
 
+def doubt_on_errors(runs: Sequence[Run]) -> str:
+    """Return why the errors on clips kept aside do not compare; empty if they do."""
+    changed = [run.folder.name for run in runs if step_of_change(run)]
+    if changed:
+        return (
+            f"The clips kept aside of {' and '.join(changed)} have changed in the run: its "
+            "errors are shares of another one than the base model's. It comes last, and "
+            "is not in the chart."
+        )
+
+    measured = [run for run in runs if run.held_out_losses]
+    aside = [
+        {
+            str(clip["id"]): items(clip["captions"])
+            for clip in run.clips
+            if clip["held_out"]
+        }
+        for run in measured
+    ]
+    if any(captions.keys() != aside[0].keys() for captions in aside):
+        return (
+            "The runs keep other clips aside, so their errors on them do not compare."
+        )
+    if any(captions != aside[0] for captions in aside):
+        return (
+            "The clips kept aside have other captions in these runs, so the errors on them "
+            "compare roughly."
+        )
+    return ""
+
+
 def _fits_beside_results(rows: Sequence[dict[str, Any]]) -> bool:
     """Whether the settings that differ fit into the table of results."""
     values: list[str] = []
@@ -264,7 +296,7 @@ def _comparison_row(
         lowest_step = min(losses, key=lambda step: (losses[step], step))
         held_out += f" at step {text.plain(lowest_step)}"
     # Shares of another error than the base model's stand in no order with the others.
-    other_base = changed_at(run)
+    other_base = step_of_change(run)
     if error is not None and other_base:
         held_out += f" times {share_reference(other_base)}, since its clips kept aside changed there"
 
@@ -283,7 +315,7 @@ def _comparison_row(
         "values": cells,
         "state": summary(run)["state"],
         "steps": run.steps.last,
-        "verdict": shown_word(verdict["latest"]),
+        "verdict": shown_word(verdict["latest"], other_base),
         "recommended": verdict["step"],
         "held_out": held_out or None,
         "training": _training_error(run, verdict["step"]),
@@ -337,7 +369,7 @@ def _comparison_chart(runs: Sequence[Run]) -> dict[str, Any] | None:
         if index >= len(STROKES):
             css += " pale"
         curve = run.held_out_losses
-        if curve:
+        if curve and not step_of_change(run):
             lines.append(charts.Line(names[run.folder], curve, css, dots=True))
 
     if not lines:

@@ -19,7 +19,7 @@ from videotune.reporter.read import (
     points,
     read_run,
 )
-from videotune.reporter.verdict_words import changed_at, share_reference
+from videotune.reporter.verdict_words import share_reference, step_of_change
 from videotune.runs.run_life import life
 from videotune.sampling.picture_faults import faulty_kinds, remark_at
 from videotune.text import as_argument, moment, plain
@@ -197,7 +197,7 @@ def verdict(run: Run) -> dict[str, Any]:
             exported_files.append(path)
     return {
         "absent": absent,
-        "changed_at": changed_at(run),
+        "changed_at": step_of_change(run),
         "recent_fall": _recent_fall(run),
         "demo": run.demo,
         "changes": [] if run.demo else _error_changes(run),
@@ -348,7 +348,7 @@ def grounds(run: Run) -> dict[str, Any]:
     if lines and has_course:
         chart = line_chart(
             lines,
-            says=RELATIVE_ERROR.format(share_reference(changed_at(run))),
+            says=RELATIVE_ERROR.format(share_reference(step_of_change(run))),
             x_label="step",
             marked_points=best_points,
         )
@@ -367,7 +367,7 @@ def grounds(run: Run) -> dict[str, Any]:
     return {
         "chart": chart,
         "best": best,
-        "changed_at": changed_at(run),
+        "changed_at": step_of_change(run),
         "changes": changes,
         "clips": clips,
     }

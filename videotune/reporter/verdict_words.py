@@ -10,25 +10,34 @@ OF_BASE = "the base model's"
 """What errors are shares of, in a run whose clips kept aside have not changed."""
 
 
-def shown_word(verdict: Record) -> str:
-    """Return the word for a verdict."""
-    return UNKNOWN if is_unknown(verdict) else str(verdict.get("verdict") or "none")
+def shown_word(verdict: Record, changed_at: int = 0) -> str:
+    """Return the word for a verdict.
+
+    Args:
+        verdict: the journal's.
+        changed_at: the step at which the clips kept aside changed; 0 if they did not.
+    """
+    if is_unknown(verdict, changed_at):
+        return UNKNOWN
+    return str(verdict.get("verdict") or "none")
 
 
-def is_unknown(verdict: Record) -> bool:
+def is_unknown(verdict: Record, changed_at: int = 0) -> bool:
     """Whether a PLATEAU is one only because too little is known."""
-    is_calm = verdict.get("verdict") == PLATEAU and not verdict.get("turned")
-    has_best = bool(number(verdict.get("best_step")))
-    return is_calm and has_best and (is_unproven(verdict) or is_undecided(verdict))
+    if verdict.get("verdict") != PLATEAU or verdict.get("turned"):
+        return False
+    if number(verdict.get("best_step")) in (None, changed_at):
+        return False
+    return is_unproven(verdict, changed_at) or is_undecided(verdict)
 
 
-def is_unproven(verdict: Record) -> bool:
-    """Whether the base model itself is as good as the best step, by the test of chance:
-    what was learnt is then not shown.
+def is_unproven(verdict: Record, changed_at: int = 0) -> bool:
+    """Whether the first reading, the base model's unless the clips changed, is as good as
+    the best step, by the test of chance: what was learnt is then not shown.
     """
     as_good = items(verdict.get("as_good"))
-    begins_with_base = bool(as_good) and as_good[0] == 0
-    return begins_with_base and bool(number(verdict.get("best_step")))
+    begins_with_first = bool(as_good) and as_good[0] == changed_at
+    return begins_with_first and number(verdict.get("best_step")) != changed_at
 
 
 def is_undecided(verdict: Record) -> bool:
@@ -40,7 +49,7 @@ def is_undecided(verdict: Record) -> bool:
     return bool(best) and is_latest and not verdict.get("turned")
 
 
-def changed_at(run: Run) -> int:
+def step_of_change(run: Run) -> int:
     """Return the step at which the clips kept aside changed; 0 if they have not.
 
     Errors are shares of those at the first reading of the same clips, which is the base

@@ -39,12 +39,40 @@ def ask_about_changes(project: Project, run: Run, form: FormData) -> Response | 
         "With the changed clips it trains on them from the next step on; what was "
         "trained before stays.",
     ]
+    if _changes_clips_kept_aside(project, run):
+        lines.append(
+            "Clips kept aside are among them, and they are measured and never trained: from "
+            "here on their errors are shares of that at this step, not of the base model's, "
+            "and do not compare with what was measured before. To keep the figures, begin "
+            "a new run."
+        )
     question = {
         "lines": lines,
         "title": f"Resume {run.folder.name} with the changed clips?",
         "yes": "Continue with the changed clips",
     }
     return reply(status=409, ask=question)
+
+
+def _changes_clips_kept_aside(project: Project, run: Run) -> bool:
+    """Whether the clips that a run has kept aside are other ones now, or have other
+    captions.
+    """
+    aside = {str(row["path"]): row for row in run.clips if row["held_out"]}
+    rows = {
+        str(project.folder / row["path"]): row
+        for row in clips.table(project).rows.values()
+        if row["part"]
+    }
+    for path, run_row in aside.items():
+        row = rows.get(path)
+        if row is None or not _is_caption_of(
+            row["caption"], run_row, _has_affixes(run)
+        ):
+            return True
+    return any(
+        row["part"] == HELD_OUT and path not in aside for path, row in rows.items()
+    )
 
 
 def changes_since(project: Project, run: Run) -> str:

@@ -444,7 +444,7 @@ def _describe_change(
     before = first[part]["normalised"]
     now = last[part]["normalised"]
     change = f"{name} went from {before:.3f} to {now:.3f}"
-    return change if direction else f"{change} (no more than by chance)"
+    return change if direction else f"{change} (which may be chance)"
 
 
 def _direction(before: Mapping[str, float], now: Mapping[str, float]) -> int:
