@@ -15,7 +15,7 @@ import pytest
 from tests.support.browser import WAIT, NewPage, Studio, violations
 from tests.support.clips import write_clip, write_image
 from tests.support.http_server import Handler, serving
-from videotune.studio import projects
+from videotune.studio import clips, projects
 
 VISIBLE = "[...document.querySelectorAll('#tiles img')].map((one) => one.naturalWidth)"
 
@@ -414,3 +414,40 @@ def test_the_player_says_what_becomes_of_its_clip(
     page.locator("#player [data-act=held-out]").click()
     badge.filter(has_text="kept aside").wait_for()
     assert (home.folder / "held-out/dog.mp4").is_file()
+
+
+def test_the_player_closes_when_its_film_has_become_scenes(
+    page: Any, home: projects.Project
+) -> None:
+    checked(page)
+    tile(page, "clips/film.mp4").locator(".clip-open").click()
+    page.locator("#player [data-cut]").click()
+    page.locator(".toast", has_text="3 scenes of film.mp4 were made").wait_for()
+    assert not page.locator("#player").is_visible()
+    assert page.locator(".scene").count() == 3
+
+
+@pytest.mark.parametrize("is_typed", [False, True])
+def test_the_player_tells_what_another_tab_did_with_its_clip(
+    page: Any, home: projects.Project, is_typed: bool
+) -> None:
+    checked(page)
+    tile(page, "clips/cat.mp4").locator(".clip-open").click()
+    text = page.locator("#player-text")
+    text.wait_for()
+    if is_typed:
+        text.fill("a cat that sleeps")
+
+    clips.move(home, ["clips/cat.mp4"], "held-out")
+    page.locator('#player-state[data-path="held-out/cat.mp4"]').wait_for()
+    if is_typed:
+        caption = home.folder / "held-out/cat.txt"
+        until(lambda: caption.read_text() == "a cat that sleeps\n")
+
+    if is_typed:
+        page.locator("#player-text").fill("a cat that eats")
+    clips.move(home, ["held-out/cat.mp4"], "bin")
+    toast = page.locator(".toast", has_text="cat.mp4 is in the bin")
+    toast.wait_for()
+    assert ("a cat that eats" in toast.inner_text()) is is_typed
+    assert not page.locator("#player").is_visible()

@@ -27,6 +27,7 @@ from videotune.studio import (
     clip_words,
     clips,
     downloads,
+    gone_clips,
     header,
     media,
     projects,
@@ -37,7 +38,7 @@ from videotune.studio import (
 )
 from videotune.studio.data_notes import DataNotes, notes_of_check
 from videotune.studio.field_errors import at_field
-from videotune.studio.film_scenes import SCENES, decide_scenes, files_of_scenes
+from videotune.studio.film_scenes import decide_scenes, folder_of_scenes, list_films
 from videotune.studio.projects import CLIPS, HELD_OUT, inside
 from videotune.studio.records import SourceFacts
 from videotune.studio.web import (
@@ -88,6 +89,7 @@ HUB_DATASET = re.compile(r"(hf://datasets/)?[\w.-]+/[\w.-]+(@.+)?")
 
 routes = APIRouter(prefix="/p/{project}")
 routes.include_router(auto_caption.routes)
+routes.include_router(gone_clips.routes)
 routes.include_router(stray_texts.routes)
 
 
@@ -137,11 +139,7 @@ def version(page: PageContext) -> str:
 
 def scenes(page: PageContext) -> str:
     """Render the scenes that were cut out of each film."""
-    films = []
-    for film in sorted((page.current_project.folder / SCENES).glob("[!.]*")):
-        scene_names = files_of_scenes(film)
-        if scene_names:
-            films.append((film.name, scene_names))
+    films = list_films(page.current_project)
     return render("data_scenes", context=page, films=films)
 
 
@@ -469,7 +467,7 @@ def cut(page: CurrentPage, form: PostedForm) -> Response:
     if row["picture"]:
         raise VideotuneError(f"{row['name']} is a folder of frames: move them by hand")
 
-    out = project.folder / SCENES / re.sub(r"[^\w -]", "_", Path(row["name"]).stem)
+    out = folder_of_scenes(project, row["name"])
     arguments = ["dataset", "split", str(row["clip"].path), "--out", str(out)]
     jobs.start(project.folder, "split", arguments, row["path"])
     return reply(f"Cutting {row['name']} into scenes")
