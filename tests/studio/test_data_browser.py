@@ -237,6 +237,25 @@ def test_captions_are_changed_together_and_taken_back(
     assert (home.folder / "clips/cat.txt").read_text() == "a cat that runs\n"
 
 
+def test_a_trigger_word_reaches_the_clips_kept_aside_that_the_filter_hides(
+    page: Any, home: projects.Project
+) -> None:
+    clips.move(home, ["clips/cat.mp4"], "held-out")
+    checked(page)
+    page.locator("#state").select_option("used")
+    tile(page, "held-out/cat.mp4").wait_for(state="detached")
+    page.locator("[data-open=edit-captions]").click()
+    page.locator("#edit-word").fill("ohwx")
+    page.locator("#edit-count[data-count='1']").wait_for()
+    page.locator("#edit-with-aside").check()
+    page.locator("#edit-count[data-count='2']").wait_for()
+    assert page.locator("#edit-with-aside").is_checked()
+    page.locator("#edit-go").click()
+
+    for caption in ("clips/dog.txt", "held-out/cat.txt"):
+        until(lambda caption=caption: "ohwx" in (home.folder / caption).read_text())
+
+
 def test_a_film_becomes_scenes_to_keep_or_remove(
     page: Any, home: projects.Project
 ) -> None:

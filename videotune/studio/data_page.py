@@ -291,11 +291,12 @@ def preview(page: CurrentPage) -> Response:
     """Show what an edit of all captions would change."""
     project = page.current_project
     form = FormData({key: [value] for key, value in page.query.items()})
-    text_by_path = captions_edit.planned_changes(
-        project, form, _selected_paths(page, form)
-    )
+    paths = _selected_paths(page, form)
+    text_by_path, hidden = captions_edit.plan_edit(project, form, paths)
     rows = clips.table(project).rows
-    return fragment(render("data_preview", texts=text_by_path, rows=rows))
+    return fragment(
+        render("data_preview", texts=text_by_path, rows=rows, hidden=hidden, edit=form)
+    )
 
 
 @routes.post("/data/captions")
@@ -304,9 +305,8 @@ def change_captions(page: CurrentPage, form: PostedForm) -> Response:
     project = page.current_project
     by = "replace" if form["how"] == "replace" else "trigger word"
     with projects.lock_of(project.folder):
-        text_by_path = captions_edit.planned_changes(
-            project, form, _selected_paths(page, form)
-        )
+        paths = _selected_paths(page, form)
+        text_by_path, _ = captions_edit.plan_edit(project, form, paths)
         batch = captions_edit.change(project, text_by_path, by)
     message = f"{counted(len(text_by_path), 'caption')} changed"
     return reply(message, action=_undo_action(page, batch))

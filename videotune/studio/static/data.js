@@ -408,7 +408,9 @@ document.addEventListener("DOMContentLoaded", () => {
     for (const [key, value] of new FormData(form)) words.set(key, value);
     $("edit-to-field").hidden = $("edit-how").value !== "replace";
     const answer = await vt.ask(`${base}/captions?${words}`);
-    $("edit-preview").innerHTML = answer.ok ? await answer.text() : "";
+    const text = answer.ok ? await answer.text() : "", focused = document.activeElement?.id;
+    $("edit-preview").innerHTML = text;
+    if (focused === "edit-with-aside") $(focused)?.focus();
     $("edit-go").disabled = !Number($("edit-count")?.dataset.count);
   }
   form.addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(preview, 150); });
