@@ -15,7 +15,7 @@ import pytest
 from tests.support.browser import WAIT, NewPage, Studio, violations
 from tests.support.clips import write_clip, write_image
 from tests.support.http_server import Handler, serving
-from videotune.studio import projects
+from videotune.studio import clips, projects
 
 VISIBLE = "[...document.querySelectorAll('#tiles img')].map((one) => one.naturalWidth)"
 
@@ -237,6 +237,25 @@ def test_captions_are_changed_together_and_taken_back(
     assert (home.folder / "clips/cat.txt").read_text() == "a cat that runs\n"
 
 
+def test_a_trigger_word_reaches_the_clips_kept_aside_that_the_filter_hides(
+    page: Any, home: projects.Project
+) -> None:
+    clips.move(home, ["clips/cat.mp4"], "held-out")
+    checked(page)
+    page.locator("#state").select_option("used")
+    tile(page, "held-out/cat.mp4").wait_for(state="detached")
+    page.locator("[data-open=edit-captions]").click()
+    page.locator("#edit-word").fill("ohwx")
+    page.locator("#edit-count[data-count='1']").wait_for()
+    page.locator("#edit-with-aside").check()
+    page.locator("#edit-count[data-count='2']").wait_for()
+    assert page.locator("#edit-with-aside").is_checked()
+    page.locator("#edit-go").click()
+
+    for caption in ("clips/dog.txt", "held-out/cat.txt"):
+        until(lambda caption=caption: "ohwx" in (home.folder / caption).read_text())
+
+
 def test_a_film_becomes_scenes_to_keep_or_remove(
     page: Any, home: projects.Project
 ) -> None:
@@ -414,3 +433,40 @@ def test_the_player_says_what_becomes_of_its_clip(
     page.locator("#player [data-act=held-out]").click()
     badge.filter(has_text="kept aside").wait_for()
     assert (home.folder / "held-out/dog.mp4").is_file()
+
+
+def test_the_player_closes_when_its_film_has_become_scenes(
+    page: Any, home: projects.Project
+) -> None:
+    checked(page)
+    tile(page, "clips/film.mp4").locator(".clip-open").click()
+    page.locator("#player [data-cut]").click()
+    page.locator(".toast", has_text="3 scenes of film.mp4 were made").wait_for()
+    assert not page.locator("#player").is_visible()
+    assert page.locator(".scene").count() == 3
+
+
+@pytest.mark.parametrize("is_typed", [False, True])
+def test_the_player_tells_what_another_tab_did_with_its_clip(
+    page: Any, home: projects.Project, is_typed: bool
+) -> None:
+    checked(page)
+    tile(page, "clips/cat.mp4").locator(".clip-open").click()
+    text = page.locator("#player-text")
+    text.wait_for()
+    if is_typed:
+        text.fill("a cat that sleeps")
+
+    clips.move(home, ["clips/cat.mp4"], "held-out")
+    page.locator('#player-state[data-path="held-out/cat.mp4"]').wait_for()
+    if is_typed:
+        caption = home.folder / "held-out/cat.txt"
+        until(lambda: caption.read_text() == "a cat that sleeps\n")
+
+    if is_typed:
+        page.locator("#player-text").fill("a cat that eats")
+    clips.move(home, ["held-out/cat.mp4"], "bin")
+    toast = page.locator(".toast", has_text="cat.mp4 is in the bin")
+    toast.wait_for()
+    assert ("a cat that eats" in toast.inner_text()) is is_typed
+    assert not page.locator("#player").is_visible()

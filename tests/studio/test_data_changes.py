@@ -8,12 +8,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from tests.support.clips import write_clip
 from tests.support.job_folders import steps
 from tests.support.waiting import wait_until
 from videotune.files import write_json
-from videotune.studio import captions_edit, clips, projects, queue_page
+from videotune.reporter.read import read_run
+from videotune.studio import captions_edit, clips, data_changes, projects, queue_page
 
 
 @pytest.fixture
@@ -113,3 +116,41 @@ def test_a_change_that_was_undone_is_none(cats: projects.Project, client: Any) -
     captions_edit.change(cats, {"clips/a.mp4": "a red ball"}, "edit")
     client.post("/p/cats/data/undo", data={})
     assert resume(client).status_code == 204
+
+
+def test_a_file_of_a_known_name_is_called_moved_only_if_the_other_is_gone(
+    cats: projects.Project,
+) -> None:
+    """A new a.mp4 in another folder, and b.mp4 kept aside."""
+    folder = cats.folder / "clips" / "again"
+    folder.mkdir()
+    frames = np.random.default_rng(5).integers(0, 255, (24, 64, 64, 3), np.uint8)
+    write_clip(folder / "a.mp4", frames, 12)
+    (folder / "a.txt").write_text("noise")
+    clips.move(cats, ["clips/b.mp4"], "held-out")
+
+    clips.start_check(cats)
+    rows = clips.table(cats).rows
+    wait_until(
+        lambda: clips.table(cats).rows["clips/again/a.mp4"]["state"] == "used", 60
+    )
+    assert set(rows) == {"clips/a.mp4", "clips/again/a.mp4", "held-out/b.mp4"}
+
+    changes = data_changes.changes_since(cats, read_run(cats.folder / "runs" / "run-1"))
+    assert changes == "1 clip added (again/a.mp4); 1 clip now kept aside (b.mp4)"
+
+
+def test_a_clip_in_another_folder_is_neither_new_nor_kept_aside(
+    cats: projects.Project,
+) -> None:
+    folder = cats.folder / "clips" / "again"
+    folder.mkdir()
+    for name in ("a.mp4", "a.txt"):
+        (cats.folder / "clips" / name).rename(folder / name)
+    clips.start_check(cats)
+    wait_until(
+        lambda: clips.table(cats).rows["clips/again/a.mp4"]["state"] == "used", 60
+    )
+
+    changes = data_changes.changes_since(cats, read_run(cats.folder / "runs" / "run-1"))
+    assert changes == "1 clip in another folder (again/a.mp4)"

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.browser import HeldRequests, NewPage, Studio
 from tests.support.job_folders import write_heartbeat
-from tests.support.reports import full_run, step, write_file
+from tests.support.reports import full_run, picture, sample, step, write_file
 from videotune.studio import projects
 
 
@@ -178,6 +178,24 @@ def test_all_steps_open_in_sight_while_the_wipe_is_on(
     page.locator("#viewer-matrix table").wait_for()
     box = page.locator("#viewer-matrix").bounding_box()
     assert box["y"] + min(box["height"], 60) <= 500
+
+
+def test_the_fault_of_a_preview_is_read_whole_among_all_steps(
+    page: Any, address: str, run: Path
+) -> None:
+    faulty = sample(0, "a zorble moves left", picture=picture("flat"))
+    with (run / "journal.jsonl").open("a") as journal:
+        journal.write(json.dumps(faulty) + "\n")
+
+    page.goto(address)
+    page.locator("#viewer-all").click()
+    label = page.locator("#viewer-matrix .badge")
+    label.wait_for()
+    label_box, tile_box = label.bounding_box(), label.locator("..").bounding_box()
+    assert label_box["x"] + label_box["width"] <= tile_box["x"] + tile_box["width"]
+    assert label_box["y"] >= tile_box["y"]
+    typeface = "element => getComputedStyle(element).fontFamily"
+    assert label.evaluate(typeface) == page.locator("body").evaluate(typeface)
 
 
 @pytest.mark.parametrize("width", [390, 1280])

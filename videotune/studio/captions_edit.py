@@ -12,7 +12,7 @@ from videotune.errors import VideotuneError
 from videotune.files import write_json, write_text
 from videotune.queue.jobs import QueuedJob, all_jobs, start
 from videotune.studio import clip_history, clip_row, clips
-from videotune.studio.clip_row import ClipRow
+from videotune.studio.clip_row import ClipRow, is_aside
 from videotune.studio.projects import Project, lock_of
 from videotune.studio.records import read_record
 
@@ -147,6 +147,34 @@ def planned_changes(
         if text.strip() and text != row["caption"]:
             text_by_path[path] = text
     return text_by_path
+
+
+def plan_edit(
+    project: Project, edit: Mapping[str, str], paths: list[str]
+) -> tuple[dict[str, str], int]:
+    """Return the captions that an edit of the shown clips changes, and how many of clips
+    that are kept aside and not shown it would change.
+
+    Args:
+        project: the project.
+        edit: the edit, as for ``planned_changes``. ``all`` says that it is for all clips
+            of the filter, ``with-aside`` that it is for those kept aside, too.
+        paths: paths of the clips.
+    """
+    text_by_path = planned_changes(project, edit, paths)
+    if not edit["all"]:
+        return text_by_path, 0  # the user chose these clips one by one
+
+    shown_paths = set(paths)
+    hidden_paths = [
+        path
+        for path, row in clips.table(project).rows.items()
+        if is_aside(row) and path not in shown_paths
+    ]
+    hidden_text_by_path = planned_changes(project, edit, hidden_paths)
+    if edit["with-aside"]:
+        text_by_path |= hidden_text_by_path
+    return text_by_path, len(hidden_text_by_path)
 
 
 def _edited(text: str, edit: Mapping[str, str]) -> str:

@@ -11,7 +11,7 @@ from fastapi import Response
 from videotune.data.captions import split_variants
 from videotune.reporter.read import Run, items, mapping
 from videotune.studio import clips
-from videotune.studio.clip_row import ClipRow, state_of
+from videotune.studio.clip_row import ClipRow, is_aside, state_of
 from videotune.studio.projects import HELD_OUT, Project
 from videotune.studio.web import FormData, reply
 from videotune.text import counted
@@ -102,36 +102,52 @@ def describe_changes(project: Project, run: Run) -> str:
         for row in clips.table(project).rows.values()
         if row["part"]
     }
+    # A clip that is no longer where the run had it may have been moved within the project.
+    gone_rows = {
+        path: run_row
+        for path, run_row in run_rows.items()
+        if Path(path).is_relative_to(project.folder) and path not in rows
+    }
     for path, row in rows.items():
-        change = _change_of(path, row, run_rows, known_paths, _has_affixes(run))
+        run_row = run_rows.get(path)
+        if run_row is not None:
+            is_equal = _is_caption_of(row["caption"], run_row, _has_affixes(run))
+            change = "" if is_equal else "with another caption"
+        elif path in known_paths or state_of(row) not in ("used", "held out"):
+            change = ""
+        else:
+            change = _change_of_new_path(path, row, gone_rows)
         if change:
             changes.setdefault(change, []).append(row["name"])
-    kept_names = {Path(path).name for path in rows}
-    for path in run_rows:
-        is_own = Path(path).is_relative_to(project.folder)
-        if is_own and path not in rows and Path(path).name not in kept_names:
+
+    new_names = {Path(path).name for path in rows if path not in run_rows}
+    for path in gone_rows:
+        if Path(path).name not in new_names:
             changes.setdefault("removed", []).append(Path(path).name)
     return "; ".join(_phrase(change, names) for change, names in changes.items())
 
 
-def _change_of(
-    path: str,
-    row: ClipRow,
-    run_rows: Mapping[str, Mapping[str, Any]],
-    known_paths: set[str],
-    has_affixes: bool,
+def _change_of_new_path(
+    path: str, row: ClipRow, gone_rows: Mapping[str, Mapping[str, Any]]
 ) -> str:
-    """Return how a clip differs from what a run had of it; empty if it does not."""
-    run_row = run_rows.get(path)
-    if run_row is not None:
-        is_equal = _is_caption_of(row["caption"], run_row, has_affixes)
-        return "" if is_equal else "with another caption"
-    if path in known_paths or state_of(row) not in ("used", "held out"):
-        return ""
-    names = {Path(run_path).name for run_path in run_rows}
-    if Path(path).name not in names:
+    """Return what a clip is whose path the run does not know.
+
+    Args:
+        path: where the clip is.
+        row: the clip as it is now.
+        gone_rows: the clips that the run had at paths that no longer exist.
+    """
+    was_held_out = {
+        bool(run_row["held_out"])
+        for gone_path, run_row in gone_rows.items()
+        if Path(gone_path).name == Path(path).name
+    }
+    is_held_out = is_aside(row)
+    if not was_held_out:
         return "added"
-    return "now kept aside" if row["part"] == HELD_OUT else "no longer kept aside"
+    if is_held_out in was_held_out:
+        return "in another folder"
+    return "now kept aside" if is_held_out else "no longer kept aside"
 
 
 def _is_caption_of(text: str, run_row: Mapping[str, Any], has_affixes: bool) -> bool:

@@ -27,6 +27,7 @@ from videotune.studio import (
     clip_words,
     clips,
     downloads,
+    gone_clips,
     header,
     media,
     projects,
@@ -37,7 +38,7 @@ from videotune.studio import (
 )
 from videotune.studio.data_notes import DataNotes, notes_of_check
 from videotune.studio.field_errors import at_field
-from videotune.studio.film_scenes import SCENES, decide_scenes, files_of_scenes
+from videotune.studio.film_scenes import decide_scenes, folder_of_scenes, list_films
 from videotune.studio.projects import CLIPS, HELD_OUT, inside
 from videotune.studio.records import SourceFacts
 from videotune.studio.web import (
@@ -88,6 +89,7 @@ HUB_DATASET = re.compile(r"(hf://datasets/)?[\w.-]+/[\w.-]+(@.+)?")
 
 routes = APIRouter(prefix="/p/{project}")
 routes.include_router(auto_caption.routes)
+routes.include_router(gone_clips.routes)
 routes.include_router(stray_texts.routes)
 
 
@@ -137,11 +139,7 @@ def version(page: PageContext) -> str:
 
 def scenes(page: PageContext) -> str:
     """Render the scenes that were cut out of each film."""
-    films = []
-    for film in sorted((page.current_project.folder / SCENES).glob("[!.]*")):
-        scene_names = files_of_scenes(film)
-        if scene_names:
-            films.append((film.name, scene_names))
+    films = list_films(page.current_project)
     return render("data_scenes", context=page, films=films)
 
 
@@ -293,11 +291,12 @@ def preview(page: CurrentPage) -> Response:
     """Show what an edit of all captions would change."""
     project = page.current_project
     form = FormData({key: [value] for key, value in page.query.items()})
-    text_by_path = captions_edit.planned_changes(
-        project, form, _selected_paths(page, form)
-    )
+    paths = _selected_paths(page, form)
+    text_by_path, hidden = captions_edit.plan_edit(project, form, paths)
     rows = clips.table(project).rows
-    return fragment(render("data_preview", texts=text_by_path, rows=rows))
+    return fragment(
+        render("data_preview", texts=text_by_path, rows=rows, hidden=hidden, edit=form)
+    )
 
 
 @routes.post("/data/captions")
@@ -306,9 +305,8 @@ def change_captions(page: CurrentPage, form: PostedForm) -> Response:
     project = page.current_project
     by = "replace" if form["how"] == "replace" else "trigger word"
     with projects.lock_of(project.folder):
-        text_by_path = captions_edit.planned_changes(
-            project, form, _selected_paths(page, form)
-        )
+        paths = _selected_paths(page, form)
+        text_by_path, _ = captions_edit.plan_edit(project, form, paths)
         batch = captions_edit.change(project, text_by_path, by)
     message = f"{counted(len(text_by_path), 'caption')} changed"
     return reply(message, action=_undo_action(page, batch))
@@ -469,7 +467,7 @@ def cut(page: CurrentPage, form: PostedForm) -> Response:
     if row["picture"]:
         raise VideotuneError(f"{row['name']} is a folder of frames: move them by hand")
 
-    out = project.folder / SCENES / re.sub(r"[^\w -]", "_", Path(row["name"]).stem)
+    out = folder_of_scenes(project, row["name"])
     arguments = ["dataset", "split", str(row["clip"].path), "--out", str(out)]
     jobs.start(project.folder, "split", arguments, row["path"])
     return reply(f"Cutting {row['name']} into scenes")

@@ -1,5 +1,6 @@
 """The scenes that a long video was cut into, until each is kept or removed."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +19,11 @@ removed.
 """
 
 
+def folder_of_scenes(project: Project, name: str) -> Path:
+    """Return the folder that the scenes of a film are written to."""
+    return project.folder / SCENES / re.sub(r"[^\w -]", "_", Path(name).stem)
+
+
 def files_of_scenes(film: Path) -> list[str]:
     """Return the file names of a film's scenes."""
     if not film.is_dir():
@@ -27,6 +33,16 @@ def files_of_scenes(film: Path) -> list[str]:
         for path in film.iterdir()
         if path.suffix.lower() in CLIP_SUFFIXES and not path.name.startswith(".")
     )
+
+
+def list_films(project: Project) -> list[tuple[str, list[str]]]:
+    """Return the folder name of each film that has scenes, and their file names."""
+    films = []
+    for film in sorted((project.folder / SCENES).glob("[!.]*")):
+        scene_names = files_of_scenes(film)
+        if scene_names:
+            films.append((film.name, scene_names))
+    return films
 
 
 def decide_scenes(project: Project, form: FormData) -> Response:

@@ -236,10 +236,12 @@ document.addEventListener("DOMContentLoaded", () => {
     if (act) {
       const words = tile ? new URLSearchParams({ path: tile.dataset.path }) : chosen();
       words.set("to", act.dataset.act);
+      if (tile?.id === "player-state") leaving = tile.dataset.path;
       const answer = await vt.post(`${base}/move`, words);
       if (answer.ok && !tile) unpick();
       if (answer.ok && tile) { picked.delete(tile.dataset.path); marks(); }
-      if (answer.ok && tile?.id === "player-state") leavePlace(tile.dataset.path, act.dataset.act);
+      if (answer.ok && tile?.id === "player-state") await leavePlace(tile.dataset.path, act.dataset.act);
+      leaving = null;
     }
     const select = event.target.closest("[data-select]");
     if (select) { all = false; picked.clear(); for (const path of JSON.parse(select.dataset.select)) picked.add(path); marks(); $("picked").scrollIntoView({ block: "nearest" }); }
@@ -265,6 +267,7 @@ document.addEventListener("DOMContentLoaded", () => {
 
   // --- the large player ------------------------------------------------------------------------------------------------
   let showing = null, shown = query(), turn = 0;  // shown: the filter that the arrows follow
+  let leaving = null;  // the clip that a button of the player is moving just now
   // A clip that was captioned leaves the filter. The arrows lead back to the latest ones all the same.
   const MOST_VISITED = 100, visited = new Set();
   const clipQuery = (path) => {
@@ -328,6 +331,7 @@ document.addEventListener("DOMContentLoaded", () => {
   async function renewState() {
     if (!$("player").open || !showing) return;
     const path = showing, answer = await vt.ask(`${base}/clip?${clipQuery(path)}`);
+    if (answer.status >= 400 && answer.status < 500) return leaveGone(path);
     if (!answer.ok) return;
     const page = new DOMParser().parseFromString(await answer.text(), "text/html"), state = page.getElementById("player-state"), place = $("player-state");
     if (path !== showing) return;
@@ -343,12 +347,30 @@ document.addEventListener("DOMContentLoaded", () => {
   }
   document.addEventListener("vt:save", ({ detail }) => { if (detail.state === "saved" && detail.name === `caption ${showing}`) renewState(); });
   // the clip that the player shows was moved: show it at its new place, or the next one
-  function leavePlace(path, to) {
+  async function leavePlace(path, to) {
     const next = [...document.querySelectorAll("#player [data-step-clip]:enabled")].at(-1)?.dataset.stepClip;
-    if (to !== "bin") open(to + path.slice(path.indexOf("/")));
-    else if (next) open(next);
-    else { $("player-body").replaceChildren(); $("player").close(); }
+    if (to !== "bin") await open(to + path.slice(path.indexOf("/")));
+    else if (next) await open(next);
+    else closePlayer();
   }
+  // The clip that the player shows was removed or moved by a job, in another tab or by another program.
+  async function leaveGone(path) {
+    const answer = await vt.ask(`${base}/gone?${new URLSearchParams({ path })}`);
+    if (!answer.ok) return;
+    const { moved, text } = await answer.json();
+    if (path !== showing || path === leaving || !$("player").open) return;
+    const field = $("player-text"), typed = field && field.value !== field.dataset.was ? field.value : "";
+    conflicts.delete(path);
+    if (moved) {
+      await open(moved);
+      if (typed && showing === moved) { $("player-text").value = typed; save($("player-text")); }
+      return;
+    }
+    closePlayer();
+    vt.toast(typed ? `${text}. Its caption is not saved: ${typed}` : text, Boolean(typed));
+    document.querySelector(".scenes")?.scrollIntoView({ block: "nearest" });
+  }
+  function closePlayer() { $("player-body").replaceChildren(); $("player").close(); }
   $("player").addEventListener("close", () => { if ($("player-text")) save($("player-text")); $("player-body").replaceChildren(); tiles.querySelector(`[data-view="${CSS.escape(showing)}"]`)?.focus(); });
   function frame(step) {
     const film = $("player-film");
@@ -386,7 +408,9 @@ document.addEventListener("DOMContentLoaded", () => {
     for (const [key, value] of new FormData(form)) words.set(key, value);
     $("edit-to-field").hidden = $("edit-how").value !== "replace";
     const answer = await vt.ask(`${base}/captions?${words}`);
-    $("edit-preview").innerHTML = answer.ok ? await answer.text() : "";
+    const text = answer.ok ? await answer.text() : "", focused = document.activeElement?.id;
+    $("edit-preview").innerHTML = text;
+    if (focused === "edit-with-aside") $(focused)?.focus();
     $("edit-go").disabled = !Number($("edit-count")?.dataset.count);
   }
   form.addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(preview, 150); });
