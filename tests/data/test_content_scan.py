@@ -249,7 +249,7 @@ MARKS = (
 
 def names(*files: str) -> list[str]:
     """The sources of files by name alone, without the dataset's folder."""
-    found, _ = group_by_source(clips_of(*files))
+    found, _, _ = group_by_source(clips_of(*files))
     return [name.removeprefix("set/") for name in found]
 
 
@@ -317,7 +317,7 @@ def test_numbers_of_cameras_and_dates_are_no_cuts(first: str) -> None:
 def test_one_numbered_set_in_a_folder_is_not_one_video() -> None:
     files = [f"dance_{i:04d}" for i in range(30)]
     assert len(set(names(*files, "other"))) == 31
-    _, notes = group_by_source(clips_of(*files))
+    _, notes, _ = group_by_source(clips_of(*files))
     assert len(notes) == 1
     assert "dance_0000 to dance_0029" in notes[0]
     assert "dance-scene-001" in notes[0]
@@ -351,7 +351,7 @@ def test_halves_of_a_film_on_both_sides_are_reported() -> None:
     halves = ["train/film/horse_a", "aside/film/horse_b"]
     others = ["train/film/ship_a", "train/film/ship_b", "aside/film/tree"]
     clips = [SourceClip(PurePosixPath(f"{name}.mp4"), 5.0) for name in halves + others]
-    sources, notes = group_by_source(clips)
+    sources, notes, _ = group_by_source(clips)
     assert len(set(sources)) == 3
     assert "4 clips whose names end in letters" in notes[0]
 
@@ -360,6 +360,37 @@ def test_halves_of_a_film_on_both_sides_are_reported() -> None:
         kinds.append("validation" if clip.path.parts[0] == "aside" else "train")
     _, notes = hold_out(list(sources), kinds, 0.1, 42)
     assert "share 1 source video (aside/film/horse)" in notes[0]
+
+
+def test_shared_footage_names_the_clips_that_match(tmp_path: Path) -> None:
+    """A film of several subjects joins the clips of each; only one is kept aside."""
+    subjects = [shots([number], 48) for number in (1, 2, 3)]
+    clips = []
+    for number, frames in enumerate(subjects):
+        signatures = seen(tmp_path / f"{number}.mp4", frames).signatures
+        for path in (f"clips/film-scene-00{number}.mp4", f"clips/{'abc'[number]}.mp4"):
+            place = path.replace("clips/c", "held-out/c")
+            clips.append(SourceClip(PurePosixPath(place), 2.0, signatures))
+
+    sources, notes, look_alikes = group_by_source(clips)
+    assert len(set(sources)) == 1
+    assert "a.mp4 and film-scene-000.mp4, which look alike" in notes[-1]
+
+    kinds = []
+    for clip in clips:
+        kinds.append("validation" if clip.path.parts[0] == "held-out" else "train")
+    _, (note, _) = hold_out(list(sources), kinds, 0.1, 42, look_alikes=look_alikes)
+    assert "(c.mp4, kept aside, looks like film-scene-002.mp4)" in note
+    assert "cuts" not in note
+
+    # The scene is kept aside, too.
+    assert clips[4].path.stem == "film-scene-002"
+    moved_path = PurePosixPath("held-out/film-scene-002.mp4")
+    clips[4] = replace(clips[4], path=moved_path)
+    kinds[4] = "validation"
+    sources, _, look_alikes = group_by_source(clips)
+    _, notes = hold_out(list(sources), kinds, 0.1, 42, look_alikes=look_alikes)
+    assert [getattr(note, "code", "") for note in notes] == ["few_dependable"]
 
 
 def test_the_same_shot_exported_again_is_one_source_and_a_near_duplicate(
@@ -374,7 +405,7 @@ def test_the_same_shot_exported_again_is_one_source_and_a_near_duplicate(
         filmed(tmp_path / "d.mkv", frames[::2], 12),
         filmed(tmp_path / "z.mp4", shots([2], 48)),
     ]
-    sources, notes = group_by_source(clips)
+    sources, notes, _ = group_by_source(clips)
     assert sources == ["set/a"] * 4 + ["set/z"]
     assert "4 clips show 1 source video" in notes[0]
     assert near_duplicates(clips) == [(1, 0), (1, 2), (1, 3)]
@@ -394,7 +425,7 @@ def test_a_note_on_joined_names_counts_clips(tmp_path: Path) -> None:
     clips = []
     for name in ("sea-scene-1", "sea-scene-2", "beach-scene-1"):
         clips.append(filmed(tmp_path / f"{name}.mp4", frames))
-    sources, notes = group_by_source(clips)
+    sources, notes, _ = group_by_source(clips)
     assert sources == ["set/beach"] * 3
     assert "3 clips show 1 source video" in notes[0]
 
@@ -404,7 +435,7 @@ def test_numbered_names_that_pictures_join_have_one_note(tmp_path: Path) -> None
     whole = pan(5, [i * 2.0 for i in range(96)])
     parts = zip(("cat_1", "cat_2", "cat_3", "dog"), np.split(whole, 4), strict=True)
     clips = [filmed(tmp_path / f"{name}.mp4", part) for name, part in parts]
-    _, notes = group_by_source(clips)
+    _, notes, _ = group_by_source(clips)
     assert len(notes) == 1
     assert "by their pictures" in notes[0]
 
@@ -438,7 +469,7 @@ def test_unrelated_clips_are_never_joined(tmp_path: Path) -> None:
     ]
     for path in write_dataset(tmp_path / "toy", concept_clips=18, reminder_clips=18):
         clips.append(scanned(path))
-    by_name, _ = group_by_source([replace(clip, signatures=()) for clip in clips])
+    by_name, _, _ = group_by_source([replace(clip, signatures=()) for clip in clips])
     assert group_by_source(clips)[0] == by_name
     assert near_duplicates(clips) == []
 
@@ -511,8 +542,8 @@ def test_sources_do_not_depend_on_the_order_of_clips(
     order = list(range(len(clips)))
     random.shuffle(order)
     shuffled = [clips[i] for i in order]
-    sources, notes = group_by_source(clips)
-    again, notes_again = group_by_source(shuffled)
+    sources, notes, _ = group_by_source(clips)
+    again, notes_again, _ = group_by_source(shuffled)
     assert [sources[i] for i in order] == again
     assert notes == notes_again
     pairs, pairs_again = (

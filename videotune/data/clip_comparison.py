@@ -43,7 +43,7 @@ def compare_clips(
     looks_like: dict[int, int] = {}
     _add_near_duplicates(looks_like, usable_clips, candidates, pictures)
     return_free_memory()
-    sources, source_notes = group_by_source(usable_clips, pictures)
+    sources, source_notes, look_alikes = group_by_source(usable_clips, pictures)
     del pictures
     return_free_memory()
 
@@ -61,6 +61,7 @@ def compare_clips(
         fraction=config.validation_fraction,
         seed=config.seed,
         has_validation="validation" in kind_by_dataset,
+        look_alikes=look_alikes,
     )
 
     def finish(candidate: Candidate) -> None:

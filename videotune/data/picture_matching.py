@@ -77,7 +77,7 @@ def _are_near_duplicates(
 
 def join_by_pictures(
     frames: PictureTable, name_numbers: NDArray[np.int32]
-) -> NDArray[np.int32]:
+) -> tuple[NDArray[np.int32], list[tuple[int, int]]]:
     """Join sources whose frames match.
 
     Args:
@@ -85,16 +85,23 @@ def join_by_pictures(
         name_numbers: number of each clip's source by its name (N,), counted from 0.
 
     Returns:
-        A label for each number; those of one source have the same, their smallest.
+        A label for each number; those of one source have the same, their smallest. And
+        for each join two clips, in path order, whose frames match.
     """
     largest_number = int(name_numbers.max(initial=-1))
     sources = _JoinedNumbers(largest_number + 1)
+    pairs: list[tuple[int, int]] = []
 
     def join(row: int, rows: NDArray[np.int64]) -> None:
-        number = int(name_numbers[frames.clip[row]])
-        matching_numbers = np.unique(name_numbers[frames.clip[rows]])
-        for matching_number in matching_numbers.tolist():
-            sources.join(number, matching_number)
+        clip = int(frames.clip[row])
+        number = int(name_numbers[clip])
+        matching_clips = np.unique(frames.clip[rows])
+        for matching_clip in matching_clips.tolist():
+            matching_number = int(name_numbers[matching_clip])
+            is_new = sources.join(number, matching_number)
+            if is_new:
+                first, second = sorted((clip, matching_clip))
+                pairs.append((first, second))
 
     # Middle frames join at once; others wait until it is known which frames are common.
     uncommon_rows = array("i")
@@ -115,7 +122,7 @@ def join_by_pictures(
     for row, (begin, end) in zip(uncommon_rows, pairwise(uncommon_ends), strict=True):
         matching_rows = np.array(uncommon_matches[begin:end], np.int64)
         join(row, matching_rows[~is_common[matching_rows]])
-    return sources.labels()
+    return sources.labels(), sorted(pairs)
 
 
 def _other_names(
@@ -155,8 +162,9 @@ class _JoinedNumbers:
             [self.smallest(number) for number in range(len(self._smaller))], np.int32
         )
 
-    def join(self, a: int, b: int) -> None:
-        """Join the sets of two numbers."""
+    def join(self, a: int, b: int) -> bool:
+        """Join the sets of two numbers; return whether they were two."""
         a = self.smallest(a)
         b = self.smallest(b)
         self._smaller[max(a, b)] = min(a, b)
+        return a != b

@@ -10,6 +10,7 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +30,7 @@ from videotune.data.source_names import (
     without_cut_marks,
 )
 from videotune.rng import key
-from videotune.text import counted, counted_are
+from videotune.text import counted, counted_are, some
 
 HELD_OUT_NEEDED = 2
 """A verdict needs at least this many held-out clips, to know how they scatter."""
@@ -44,10 +45,20 @@ SOURCES_NEEDED = 20
 """
 
 
+class LookAlikes(NamedTuple):
+    """Two clips of different names whose pictures match."""
+
+    positions: tuple[int, int]
+    """Where they are among the clips."""
+
+    names: tuple[str, str]
+    """Their file names."""
+
+
 def group_by_source(
     clips: Sequence[SourceClip] | SourceClipTable,
     pictures: PictureTable | None = None,
-) -> tuple[PackedTexts, list[str]]:
+) -> tuple[PackedTexts, list[str], list[LookAlikes]]:
     """Name the source video of each clip.
 
     A source is named "dataset/relative folder/stem without cut marks"; if pictures join
@@ -59,7 +70,8 @@ def group_by_source(
         pictures: their pictures, if they are at hand.
 
     Returns:
-        The source of each clip, and notes for the user.
+        The source of each clip, notes for the user, and for each join of two names by
+        pictures the clips that match.
     """
     # 1. Sources by names, and which names pictures join: each label is a source video.
     table = SourceClipTable.of(clips)
@@ -70,7 +82,8 @@ def group_by_source(
     for name in names:
         numbers.add(name)
     name_numbers, first_clips = numbers.number_all()
-    label_of_name = join_by_pictures(pictures or PictureTable(table), name_numbers)
+    frames = pictures or PictureTable(table)
+    label_of_name, pairs = join_by_pictures(frames, name_numbers)
     joined = _joined_names(label_of_name)
 
     # 2. Notes.
@@ -79,7 +92,12 @@ def group_by_source(
     notes = notes_on_series(series_by_folder, joined_series)
     notes += notes_on_letters(letter_series)
     clip_count = int(np.isin(labels, list(joined)).sum())
-    notes += _notes_on_joined(ordered_clips, joined, first_clips, clip_count)
+    look_alikes = []
+    for first, second in pairs:
+        pair_names = (ordered_clips.path(first).name, ordered_clips.path(second).name)
+        positions = (int(order[first]), int(order[second]))
+        look_alikes.append(LookAlikes(positions, pair_names))
+    notes += _notes_on_joined(joined, look_alikes, clip_count)
 
     # 3. The source of each clip, in the order in which the clips were given.
     smallest_names = {}
@@ -92,7 +110,7 @@ def group_by_source(
     for position in position_of_clip.tolist():
         label = int(labels[position])
         sources.append(smallest_names.get(label) or names[position])
-    return sources, notes
+    return sources, notes, look_alikes
 
 
 def _joined_names(label_of_name: NDArray[np.int32]) -> dict[int, list[int]]:
@@ -129,26 +147,21 @@ def _joined_series(
 
 
 def _notes_on_joined(
-    clips: SourceClipTable,
-    joined: dict[int, list[int]],
-    first_clips: NDArray[np.int32],
-    clip_count: int,
+    joined: dict[int, list[int]], look_alikes: Sequence[LookAlikes], clip_count: int
 ) -> list[str]:
     """Report names that pictures assign to one source video.
 
     Args:
-        clips: the clips.
         joined: for each source video with several names, their numbers.
-        first_clips: position of the first clip of each name.
+        look_alikes: clips that match, for each join.
         clip_count: how many clips these source videos have.
     """
     if not joined:
         return []
-    first_numbers = next(iter(joined.values()))[:2]
-    first, second = [clips.path(first_clips[number]) for number in first_numbers]
+    first_name, second_name = look_alikes[0].names
     return [
         f"{clip_count} clips show {counted(len(joined), 'source video')}, to judge by their pictures "
-        f"(such as {first.name} and {second.name})"
+        f"and names (such as {first_name} and {second_name}, which look alike)"
     ]
 
 
@@ -158,6 +171,7 @@ def hold_out(
     fraction: float,
     seed: int,
     has_validation: bool = False,
+    look_alikes: Sequence[LookAlikes] = (),
 ) -> tuple[list[bool], list[str]]:
     """Choose the clips that are held out for validation.
 
@@ -172,13 +186,14 @@ def hold_out(
         fraction: share of source videos to hold out.
         seed: the run's seed.
         has_validation: whether there is a validation dataset.
+        look_alikes: clips whose pictures match, as ``group_by_source`` found them.
 
     Returns:
         For each clip whether it is held out, and notes.
     """
     if "validation" in kinds:
         is_held_out = [kind == "validation" for kind in kinds]
-        notes = _notes_on_shared_sources(sources, kinds)
+        notes = _notes_on_shared_sources(sources, kinds, look_alikes)
         return is_held_out, [*notes, *_few_held_out_notes(sum(is_held_out))]
     if has_validation:
         note = "no validation: no clip of the validation datasets can be used"
@@ -219,7 +234,9 @@ def _sources_of(kind: str, sources: Sequence[str], kinds: Sequence[str]) -> set[
     }
 
 
-def _notes_on_shared_sources(sources: Sequence[str], kinds: Sequence[str]) -> list[str]:
+def _notes_on_shared_sources(
+    sources: Sequence[str], kinds: Sequence[str], look_alikes: Sequence[LookAlikes]
+) -> list[str]:
     """Report source videos that have clips both in validation and in training."""
     training_sources = _sources_of("train", sources, kinds)
     training_sources |= _sources_of("regularization", sources, kinds)
@@ -238,16 +255,38 @@ def _notes_on_shared_sources(sources: Sequence[str], kinds: Sequence[str]) -> li
     if not shared:
         return []
 
-    names = sorted(shared)
-    listing = ", ".join(names[:3])
-    if len(names) > 3:
-        listing += f" and {len(names) - 3} more"
-    count = "1 source video" if len(names) == 1 else f"{len(names)} source videos"
+    pairs_by_source = _pairs_across(sources, kinds, look_alikes)
+    examples = []
+    for source in sorted(shared):
+        examples += pairs_by_source.get(source, [source])
+    count = counted(len(shared), "source video")
+    remedies = []
+    if pairs_by_source:
+        remedies.append("Keep both clips that look alike aside, or train on both")
+    if shared - pairs_by_source.keys():
+        remedies.append("Put all cuts of a video on one side")
     note = (
-        f"validation and training share {count} ({listing}): "
-        "the validation loss will look better than it is. Put all cuts of a video on one side"
+        f"validation and training share {count} ({some(examples, 3)}): "
+        f"the validation loss will look better than it is. {'. '.join(remedies)}"
     )
     return [Remark("shared_sources", note)]
+
+
+def _pairs_across(
+    sources: Sequence[str], kinds: Sequence[str], look_alikes: Sequence[LookAlikes]
+) -> dict[str, list[str]]:
+    """Return the look-alikes of which one is a validation clip and the other is not, in
+    words, by source.
+    """
+    pairs_by_source: dict[str, list[str]] = {}
+    for positions, names in look_alikes:
+        is_validation = [kinds[position] == "validation" for position in positions]
+        if is_validation[0] == is_validation[1]:
+            continue
+        validation_name, training_name = names if is_validation[0] else names[::-1]
+        words = f"{validation_name}, kept aside, looks like {training_name}"
+        pairs_by_source.setdefault(sources[positions[0]], []).append(words)
+    return pairs_by_source
 
 
 def _name_of(source: str) -> str:
