@@ -76,7 +76,7 @@ NoRun = Annotated[
 ]
 
 
-GO_ON = "stopped; the same command again goes on from there"
+GO_ON = "stopped; give the same command again to continue"
 """What is said at the end of a queue that was interrupted."""
 
 

@@ -55,29 +55,34 @@ def ask_about_changes(project: Project, run: Run, form: FormData) -> Response | 
 
 
 def _changes_clips_kept_aside(project: Project, run: Run) -> bool:
-    """Whether the clips that a run has kept aside are other ones now, or have other
-    captions.
+    """Whether other clips of the project's own folders are kept aside now than in a run, or
+    they have other captions.
     """
-    aside = {str(row["path"]): row for row in run.clips if row["held_out"]}
+    aside = {
+        str(row["path"]): row
+        for row in run.clips
+        if row["held_out"] and Path(str(row["path"])).is_relative_to(project.folder)
+    }
     rows = {
         str(project.folder / row["path"]): row
         for row in clips.table(project).rows.values()
         if row["part"]
     }
+
+    has_affixes = _has_affixes(run)
     for path, run_row in aside.items():
         row = rows.get(path)
-        if row is None or not _is_caption_of(
-            row["caption"], run_row, _has_affixes(run)
-        ):
+        if row is None or not _is_caption_of(row["caption"], run_row, has_affixes):
             return True
+
     return any(
         row["part"] == HELD_OUT and path not in aside for path, row in rows.items()
     )
 
 
 def changes_since(project: Project, run: Run) -> str:
-    """Return how the clips of a project have changed since a run of its own began; empty
-    if they have not, or the run came from another computer.
+    """Return how the clips of a project have changed since a run began; empty if they have
+    not, or if the run came from another computer.
     """
     is_own = any(
         Path(str(row["path"])).is_relative_to(project.folder) for row in run.clips

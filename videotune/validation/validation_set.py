@@ -1,8 +1,8 @@
 """The identity of a validation set, stored in the run folder as ``validation.json``.
 
 The file is written before the first validation and checked on a resume, so readings of
-different sets are never compared. A set goes on where only its training clips have
-changed: what decides is the error on clips kept aside.
+different sets are never compared. If only its training clips have changed, a set
+keeps its name: what decides is the error on clips kept aside.
 """
 
 import hashlib
