@@ -154,3 +154,20 @@ def test_a_clip_in_another_folder_is_neither_new_nor_kept_aside(
 
     changes = data_changes.changes_since(cats, read_run(cats.folder / "runs" / "run-1"))
     assert changes == "1 clip in another folder (again/a.mp4)"
+
+
+def test_clips_kept_aside_elsewhere_are_not_called_changed(
+    cats: projects.Project, client: Any
+) -> None:
+    """Of clips outside of the project's folders the page knows nothing."""
+    account_path = cats.folder / "runs" / "run-1" / "check.json"
+    account = json.loads(account_path.read_text())
+    elsewhere = account["clips"][0] | {"path": "/films/x.mp4", "held_out": True}
+    account["clips"].append(elsewhere)
+    write_json(account_path, account)
+    captions_edit.change(cats, {"clips/a.mp4": "a red ball"}, "edit")
+
+    answer = resume(client)
+    assert answer.status_code == 409
+    lines = json.loads(answer.headers["HX-Trigger"])["ask"]["lines"]
+    assert not any("kept aside" in line for line in lines)

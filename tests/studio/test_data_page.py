@@ -181,6 +181,19 @@ def test_captions_are_changed_together(
     assert captions(cats) == before | changed
 
 
+def test_the_preview_of_picked_clips_shows_each_of_them(
+    client: Any, cats: projects.Project
+) -> None:
+    words = {"how": "add", "word": "ohwx", "path": ["clips/a.mp4", "clips/b.mp4"]}
+    preview = client.get(f"{DATA}/captions", params=words).text
+    before = captions(cats)
+    client.post(f"{DATA}/captions", data=words)
+
+    now = captions(cats)
+    changed = [path for path in now if now[path] != before[path]]
+    assert f'data-count="{len(changed)}"' in preview
+
+
 def test_a_captioning_job_is_one_change(
     cats: projects.Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:

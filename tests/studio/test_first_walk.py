@@ -34,7 +34,7 @@ from videotune.studio.projects import Project
 from videotune.studio.setting_names import in_page_words, with_value_words
 from videotune.studio.setting_values import describe_values
 from videotune.studio.terms import in_studio_terms
-from videotune.studio.web import PageContext
+from videotune.studio.web import FormData, PageContext
 
 MP4 = b"\0\0\0\x20ftypisom" + b"\0" * 64
 CROPPED = (
@@ -83,7 +83,7 @@ def test_the_step_at_clips_that_cannot_be_used_is_named_after_their_button(
     client: Any, cats: Project, tmp_path: Path
 ) -> None:
     add_damaged_clip(cats)
-    page = PageContext(root=tmp_path, is_local=True, project=cats, query={})
+    page = PageContext(root=tmp_path, is_local=True, project=cats, query=FormData({}))
     stage_by_name = {stage.name: stage for stage in stages.stages(page)}
     assert stage_by_name["clips"].action == "Remove 1 clip"
     assert stage_by_name["captions"].text == "each usable clip has one"

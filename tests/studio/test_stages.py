@@ -27,7 +27,7 @@ from videotune.studio import (
 )
 from videotune.studio.projects import Project
 from videotune.studio.stages import Stage, next_stage
-from videotune.studio.web import PageContext
+from videotune.studio.web import FormData, PageContext
 
 PAGES = ("data", "setup", "train", "results")
 
@@ -40,7 +40,7 @@ def cats(tmp_path: Path) -> Project:
 def stages_of(project: Project) -> dict[str, Stage]:
     root = project.folder.parent
     current = projects.find_project(root, project.name)
-    page = PageContext(root=root, is_local=True, project=current, query={})
+    page = PageContext(root=root, is_local=True, project=current, query=FormData({}))
     return {stage.name: stage for stage in stages.stages(page)}
 
 

@@ -200,12 +200,14 @@ def _stages(project: Path) -> list[Stage]:
     """Return the stages of a project of the studio, as its pages show them."""
     from videotune.studio.projects import find_project
     from videotune.studio.stages import stages
-    from videotune.studio.web import PageContext
+    from videotune.studio.web import FormData, PageContext
 
     folder = project.resolve()
     opened = find_project(folder.parent, folder.name)
     return stages(
-        PageContext(root=folder.parent, is_local=True, project=opened, query={})
+        PageContext(
+            root=folder.parent, is_local=True, project=opened, query=FormData({})
+        )
     )
 
 

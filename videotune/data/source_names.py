@@ -43,6 +43,19 @@ class NumberSeries:
 
 
 @dataclass(frozen=True)
+class _LetteredClip:
+    """A clip whose name ends in a letter."""
+
+    position: int
+
+    letter: str
+    """That letter, in lower case."""
+
+    source: str
+    """The clip's folder and its name before the letter."""
+
+
+@dataclass(frozen=True)
 class LetterSeries:
     """Clips whose names differ only in the letter at their end: film_a, film_b and so on."""
 
@@ -149,30 +162,33 @@ def _find_letter_series(clips: SourceClipTable) -> list[LetterSeries]:
     two versions of anything. A clip that is kept aside is in a dataset of its own, so a
     folder has the same place in each dataset.
     """
-    places: dict[tuple[tuple[str, ...], str], list[tuple[int, str, str]]] = {}
+    clips_by_base: dict[tuple[tuple[str, ...], str], list[_LetteredClip]] = {}
     for position in range(len(clips)):
         folder, stem = _folder_and_stem(clips, position)
         match = _LETTER.match(stem)
         if match is None or not _can_be_a_source(match[1]):
             continue
+        clip = _LetteredClip(
+            position, letter=match[2].casefold(), source=f"{folder}/{match[1]}"
+        )
         relative_folder = PurePosixPath(folder).parts[1:]
-        places.setdefault((relative_folder, match[1].casefold()), []).append(
-            (position, match[2].casefold(), f"{folder}/{match[1]}")
+        clips_by_base.setdefault((relative_folder, match[1].casefold()), []).append(
+            clip
         )
 
     series_by_folder: dict[tuple[str, ...], list[LetterSeries]] = defaultdict(list)
-    for (relative_folder, _), entries in places.items():
-        letters = "".join(sorted(letter for _, letter, _ in entries))
+    for (relative_folder, _), lettered_clips in clips_by_base.items():
+        letters = "".join(sorted(clip.letter for clip in lettered_clips))
         if len(letters) > 1 and ascii_lowercase.startswith(letters):
-            source = min(name for _, _, name in entries)
-            positions = tuple(position for position, _, _ in entries)
+            source = min(clip.source for clip in lettered_clips)
+            positions = tuple(clip.position for clip in lettered_clips)
             series_by_folder[relative_folder].append(LetterSeries(source, positions))
-    return [
-        series
-        for folder_series in series_by_folder.values()
-        for series in folder_series
-        if len(folder_series) > 1
-    ]
+
+    letter_series = []
+    for folder_series in series_by_folder.values():
+        if len(folder_series) > 1:
+            letter_series += folder_series
+    return letter_series
 
 
 def notes_on_letters(letter_series: Sequence[LetterSeries]) -> list[str]:

@@ -275,8 +275,8 @@ def _notes_on_shared_sources(
 def _pairs_across(
     sources: Sequence[str], kinds: Sequence[str], look_alikes: Sequence[LookAlikes]
 ) -> dict[str, list[str]]:
-    """Return the look-alikes of which one is a validation clip and the other is not, in
-    words, by source.
+    """Return a phrase for each pair of look-alikes of which one is a validation clip and
+    the other is not, by source.
     """
     pairs_by_source: dict[str, list[str]] = {}
     for positions, names in look_alikes:
@@ -284,8 +284,8 @@ def _pairs_across(
         if is_validation[0] == is_validation[1]:
             continue
         validation_name, training_name = names if is_validation[0] else names[::-1]
-        words = f"{validation_name}, kept aside, looks like {training_name}"
-        pairs_by_source.setdefault(sources[positions[0]], []).append(words)
+        phrase = f"{validation_name}, kept aside, looks like {training_name}"
+        pairs_by_source.setdefault(sources[positions[0]], []).append(phrase)
     return pairs_by_source
 
 

@@ -105,16 +105,16 @@ class SampleFindings:
             run: the run folder.
         """
         report = run / "report.html"
-        place = f"see {report}"
+        where_to_look = f"see {report}"
         if not report.is_file():
-            place = f"to see them: videotune report {as_argument(run)}"
+            where_to_look = f"to see them: videotune report {as_argument(run)}"
 
         lines = []
         if self.copies is not None and self.copies.are_found:
-            lines.append(f"{self.copies.sentence}; {place}")
+            lines.append(f"{self.copies.sentence}; {where_to_look}")
         if self.faults:
             step = plain(self.step)
-            lines.append(f"samples of step {step}: {self.faults}; {place}")
+            lines.append(f"samples of step {step}: {self.faults}; {where_to_look}")
         return lines
 
 

@@ -45,6 +45,7 @@ from videotune.studio.web import (
     UNEXPECTED,
     Changes,
     CurrentPage,
+    FormData,
     PageContext,
     PostedForm,
     describe_unexpected,
@@ -255,7 +256,7 @@ def error_response(request: Request, error: Exception) -> Response:
         root=state.root,
         is_local=state.local,
         project=None,
-        query={},
+        query=FormData({}),
         has_password=state.locked,
     )
     return page_response(

@@ -52,10 +52,13 @@ def caption_choices() -> list[CaptionChoice]:
     """
     gpus = gpu.list_gpus()
     if gpus:
-        gigabytes = gpus[0].memory_total / 2**30
-        return [_on_card(facts, gigabytes) for facts in offered_models()]
-    gigabytes = psutil.virtual_memory().total / 2**30
-    return [_on_processor(facts, gigabytes) for facts in offered_models()]
+        gigabytes_here = gpus[0].memory_total / 2**30
+    else:
+        gigabytes_here = psutil.virtual_memory().total / 2**30
+    return [
+        _choice(facts, gigabytes_here, has_card=bool(gpus))
+        for facts in offered_models()
+    ]
 
 
 def dialog_values() -> dict[str, Any]:
@@ -67,24 +70,31 @@ def dialog_values() -> dict[str, Any]:
     }
 
 
-def _on_card(facts: Mapping[str, Any], gigabytes: float) -> CaptionChoice:
-    needed = facts["memory_gb"]
-    memory = f"{needed:g} GB of the card's memory"
+def _choice(
+    facts: Mapping[str, Any], gigabytes_here: float, *, has_card: bool
+) -> CaptionChoice:
+    """Return a model with its verdict.
+
+    Args:
+        facts: Its entry in the list of models.
+        gigabytes_here: The memory of the card; of the computer if it has none.
+        has_card: Whether it would run on a card.
+    """
+    if has_card:
+        needed = facts["memory_gb"]
+        memory = f"{needed:g} GB of the card's memory"
+        runner = "the card here"
+    else:
+        # Without a card the weights are in float32, twice the size of their download.
+        needed = facts["memory_gb"] + facts["download_gb"]
+        memory = f"{needed:.0f} GB of this computer's memory, as it has no NVIDIA card"
+        runner = "this computer"
+
     if missing_package(facts["package"]):
         return CaptionChoice(facts, memory, "a package is missing", "bad")
-    if needed > gigabytes:
-        verdict = f"too large for the card here ({gigabytes:.0f} GB)"
+    if needed > gigabytes_here:
+        verdict = f"too large for {runner} ({gigabytes_here:.0f} GB)"
         return CaptionChoice(facts, memory, verdict, "bad")
-    return CaptionChoice(facts, memory, "fits the card here", "good")
-
-
-def _on_processor(facts: Mapping[str, Any], gigabytes: float) -> CaptionChoice:
-    # Without a card the weights are in float32, twice the size of their download.
-    needed = facts["memory_gb"] + facts["download_gb"]
-    memory = f"{needed:.0f} GB of this computer's memory, as it has no NVIDIA card"
-    if missing_package(facts["package"]):
-        return CaptionChoice(facts, memory, "a package is missing", "bad")
-    if needed > gigabytes:
-        verdict = f"too large for this computer ({gigabytes:.0f} GB)"
-        return CaptionChoice(facts, memory, verdict, "bad")
+    if has_card:
+        return CaptionChoice(facts, memory, "fits the card here", "good")
     return CaptionChoice(facts, memory, "runs here on the processor, slowly", "care")

@@ -85,7 +85,7 @@ REMEDIES = (
     Remedy(
         ("shared_sources",),
         "validation",
-        "Keep all cuts of a video aside, or none of them.",
+        "Put clips of one video, and clips that look alike, on one side.",
     ),
     Remedy(
         ("few_held_out",),

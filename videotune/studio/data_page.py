@@ -290,7 +290,7 @@ def _selected_paths(page: PageContext, form: FormData) -> list[str]:
 def preview(page: CurrentPage) -> Response:
     """Show what an edit of all captions would change."""
     project = page.current_project
-    form = FormData({key: [value] for key, value in page.query.items()})
+    form = page.query
     paths = _selected_paths(page, form)
     text_by_path, hidden = captions_edit.plan_edit(project, form, paths)
     rows = clips.table(project).rows

@@ -45,7 +45,7 @@ def _path_in_other_part(project: Project, path: str) -> str:
     """Return where the clip is if it was kept aside or is trained on again; empty if it
     is in neither folder.
     """
-    part, _, place = path.partition("/")
+    part, _, path_in_part = path.partition("/")
     other_part = {CLIPS: HELD_OUT, HELD_OUT: CLIPS}.get(part)
-    other_path = f"{other_part}/{place}"
+    other_path = f"{other_part}/{path_in_part}"
     return other_path if other_path in clips.table(project).rows else ""

@@ -53,65 +53,10 @@ DECIMAL = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?")
 NOT_CACHED = {"Cache-Control": "no-store"}
 
 
-@dataclass(frozen=True)
-class PageContext:
-    """A request as the pages see it."""
-
-    root: Path
-    """The folder of all projects."""
-
-    is_local: bool
-    """Whether only this computer can reach the studio; then a request may name any
-    folder.
-    """
-
-    project: Project | None
-    """The project that the address names."""
-
-    query: Mapping[str, str]
-    """The query parameters of the address."""
-
-    has_password: bool = False
-
-    name: str = ""
-    """The name of the page that is rendered; empty if it is none."""
-
-    shared: dict[str, Any] = field(default_factory=dict, compare=False)
-    """What the parts of one rendering have worked out for each other."""
-
-    @property
-    def path_rule(self) -> PathRule:
-        """What the user may name: with a password, only what is below the root."""
-        is_restricted = self.has_password or not self.is_local
-        return PathRule(self.root, is_restricted)
-
-    @property
-    def current_project(self) -> Project:
-        """The open project; VideotuneError if none is open."""
-        if self.project is None:
-            raise VideotuneError("choose a project first")
-        return self.project
-
-
-def page_context(request: Request) -> PageContext:
-    """Return the request as pages see it; VideotuneError if it names an unknown
-    project.
-    """
-    state = request.app.state
-    query = dict(request.query_params)
-    name = request.path_params.get("project") or query.get("project")
-
-    return PageContext(
-        root=state.root,
-        is_local=state.local,
-        project=find_project(state.root, name) if name else None,
-        query=query,
-        has_password=state.locked,
-    )
-
-
 class FormData(dict[str, str]):
-    """The fields of a posted form; a missing field reads as an empty text."""
+    """The fields of a form, posted or in an address; a missing field reads as an empty
+    text.
+    """
 
     lists: Mapping[str, list[str]]
     """Every value of each field, for fields that occur more than once."""
@@ -142,6 +87,64 @@ class FormData(dict[str, str]):
             expected = "a number" if decimal else "a whole number"
             raise FieldError(f"{key}: {value[:40]!r} is not {expected}", key)
         return value
+
+
+@dataclass(frozen=True)
+class PageContext:
+    """A request as the pages see it."""
+
+    root: Path
+    """The folder of all projects."""
+
+    is_local: bool
+    """Whether only this computer can reach the studio; then a request may name any
+    folder.
+    """
+
+    project: Project | None
+    """The project that the address names."""
+
+    query: FormData
+    """The query parameters of the address."""
+
+    has_password: bool = False
+
+    name: str = ""
+    """The name of the page that is rendered; empty if it is none."""
+
+    shared: dict[str, Any] = field(default_factory=dict, compare=False)
+    """What the parts of one rendering have worked out for each other."""
+
+    @property
+    def path_rule(self) -> PathRule:
+        """What the user may name: with a password, only what is below the root."""
+        is_restricted = self.has_password or not self.is_local
+        return PathRule(self.root, is_restricted)
+
+    @property
+    def current_project(self) -> Project:
+        """The open project; VideotuneError if none is open."""
+        if self.project is None:
+            raise VideotuneError("choose a project first")
+        return self.project
+
+
+def page_context(request: Request) -> PageContext:
+    """Return the request as pages see it; VideotuneError if it names an unknown
+    project.
+    """
+    state = request.app.state
+    parameters = request.query_params
+    query = FormData({key: parameters.getlist(key) for key in parameters})
+    name = request.path_params.get("project") or query.get("project")
+
+    return PageContext(
+        root=state.root,
+        is_local=state.local,
+        project=find_project(state.root, name) if name else None,
+        query=query,
+        has_password=state.locked,
+    )
 
 
 async def read_form(request: Request) -> FormData:
