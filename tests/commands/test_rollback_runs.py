@@ -9,6 +9,7 @@ again), diffusion-pipe #263 (there is no way back to an earlier step), SimpleTun
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -43,6 +44,20 @@ def entry(path: str) -> dict[str, str]:
     return {"format": "diffusers", "path": path, "hash": ""}
 
 
+COMPARED = {"11112222-seed42": (0, 3, 6), "33334444-seed7": (0, 3, 6, 9, 12)}
+"""Comparisons of checkpoints by their name, with the steps that they show."""
+
+
+def compared(name: str) -> dict[str, Any]:
+    return {
+        "prompt": "a ball",
+        "seed": int(name.rpartition("seed")[2]),
+        "steps": list(COMPARED[name]),
+        "video": f"compare/{name}.mp4",
+        "sheet": f"compare/{name}.png",
+    }
+
+
 def made(run: Path) -> Path:
     """A run of 12 steps as it lies on the disk, changed at steps 3, 9 and 11, exported
     at the end, here and elsewhere.
@@ -66,6 +81,17 @@ def made(run: Path) -> Path:
             (run / "samples" / f"step-{step:06d}-0123abcd-seed42.mp4").write_bytes(
                 b"%d" % step
             )
+    (run / "compare").mkdir()
+    for name, steps in COMPARED.items():
+        for step in steps:
+            (run / "compare" / f"{name}-step-{step:06d}.mp4").write_bytes(b"%d" % step)
+        for ending in ("mp4", "png"):
+            (run / "compare" / f"{name}.{ending}").write_text(name)
+    write_json(
+        run / "compare" / "compare.json",
+        [compared(name) for name in COMPARED],
+        durable=False,
+    )
     (run / "export").mkdir()
     elsewhere = run.with_name(f"{run.name}-elsewhere")
     elsewhere.mkdir(exist_ok=True)
@@ -94,6 +120,12 @@ def nothing_is_lost(run: Path) -> None:
         assert bool((one.load("weights")["w"] == step).all())
         (sample,) = run.rglob(f"step-{step:06d}-*.mp4")
         assert sample.read_bytes() == b"%d" % step
+        for name, steps in COMPARED.items():
+            assert len(list(run.rglob(f"{name}-step-{step:06d}.mp4"))) == (
+                step in steps
+            )
+    for name in COMPARED:
+        assert len(list(run.rglob(f"{name}.mp4"))) == 1
     for step in (6, 12):
         assert (
             next(run.rglob(f"run-step-{step}.safetensors")).read_bytes() == b"%d" % step
@@ -140,6 +172,20 @@ def is_set_aside(run: Path) -> None:
     ]
     assert len(read_json(branch / "exports.json")) == 3
     assert (branch / "export" / "run-step-12.safetensors").read_bytes() == b"12"
+
+    early, late = COMPARED
+    for folder, name in ((run, early), (branch, late)):
+        assert read_json(folder / "compare" / "compare.json") == [compared(name)]
+        assert (folder / "compare" / f"{name}.mp4").read_text() == name
+        assert (folder / "compare" / f"{name}.png").read_text() == name
+    steps_of_late = {
+        folder: sorted(
+            int(path.stem.rpartition("-")[2])
+            for path in (folder / "compare").glob(f"{late}-step-*.mp4")
+        )
+        for folder in (run, branch)
+    }
+    assert steps_of_late == {run: [0, 3, 6], branch: [9, 12]}
 
 
 def roll_back(run: Path) -> None:

@@ -346,10 +346,18 @@ def test_letters_join_cuts_if_a_folder_has_several_such_names(
     assert names(*files) == (sources or files)
 
 
-def test_halves_of_a_film_on_both_sides_are_reported() -> None:
+@pytest.mark.parametrize(
+    ("training", "aside"),
+    [
+        ("train/film", "aside/film"),
+        ("train/videos", "aside"),
+        ("train", "aside/videos"),
+    ],
+)
+def test_halves_of_a_film_on_both_sides_are_reported(training: str, aside: str) -> None:
     """A clip that is kept aside is in another dataset, and its half is not."""
-    halves = ["train/film/horse_a", "aside/film/horse_b"]
-    others = ["train/film/ship_a", "train/film/ship_b", "aside/film/tree"]
+    halves = [f"{training}/horse_a", f"{aside}/horse_b"]
+    others = [f"{training}/ship_a", f"{training}/ship_b", f"{aside}/tree"]
     clips = [SourceClip(PurePosixPath(f"{name}.mp4"), 5.0) for name in halves + others]
     sources, notes, _ = group_by_source(clips)
     assert len(set(sources)) == 3
@@ -359,7 +367,7 @@ def test_halves_of_a_film_on_both_sides_are_reported() -> None:
     for clip in clips:
         kinds.append("validation" if clip.path.parts[0] == "aside" else "train")
     _, notes = hold_out(list(sources), kinds, 0.1, 42)
-    assert "share 1 source video (aside/film/horse)" in notes[0]
+    assert f"share 1 source video ({aside}/horse)" in notes[0]
 
 
 def test_shared_footage_names_the_clips_that_match(tmp_path: Path) -> None:

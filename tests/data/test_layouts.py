@@ -581,3 +581,13 @@ def test_a_metadata_file_may_be_a_link_to_any_file_of_rows(
     link.symlink_to(path)
     (clip,), _ = read_folder(folder)
     assert clip.metadata_captions == ("a red ball",)
+
+
+def test_a_contact_sheet_below_the_clips_holds_no_clips(tmp_path: Path) -> None:
+    touch(tmp_path, "a.mp4", "a.txt", "photos/index.html", "photos/b.jpg")
+    touch(tmp_path, "sheet/index.html", "sheet/sheet-001.jpg", "sheet/clips/0001.jpg")
+    clips, notes = read_folder(tmp_path)
+    assert {clip.path.name for clip in clips} == {"a.mp4", "b.jpg"}
+    assert any(str(tmp_path / "sheet") in note for note in notes)
+    with pytest.raises(VideotuneError):
+        read_folder(tmp_path / "sheet")

@@ -1,9 +1,11 @@
 """Caption files that no clip uses are reported, with where they belong."""
 
+import re
 from pathlib import Path
 
 import pytest
 
+from videotune.config.data_schema import Dataset
 from videotune.data.layouts import read_folder
 from videotune.data.remarks import code_of, shown_first
 
@@ -23,7 +25,7 @@ WITHOUT_CLIP = "captions_without_clip"
         ("videos/a.mp4 a.txt", ELSEWHERE, "move a.txt to captions/a.txt"),
         ("videos/a.mp4 caption/a.TXT", ELSEWHERE, "move caption/a.TXT to captions"),
         ("a.mp4 a.mp4.txt", ELSEWHERE, "rename a.mp4.txt to a.txt"),
-        ("a.mp4 a.caption", ELSEWHERE, "--set datasets.caption_suffix=.caption"),
+        ("a.mp4 a.caption", ELSEWHERE, "--set datasets.caption_extension=.caption"),
         ("a.mp4 b.mp4 a.txt c.txt", WITHOUT_CLIP, "no clip of the same name: c.txt"),
         ("a.mp4 b.mp4 a_x.txt b_x.txt", WITHOUT_CLIP, "a_x.txt, b_x.txt"),
         ("videos/a.mp4 captions/a_x.txt", WITHOUT_CLIP, "captions/a_x.txt"),
@@ -54,6 +56,19 @@ def test_other_text_files_are_not_taken_for_captions(
     tmp_path: Path, files: str
 ) -> None:
     assert _notes(tmp_path, files) == []
+
+
+def test_the_setting_that_is_advised_reads_the_captions(tmp_path: Path) -> None:
+    (tmp_path / "a.mp4").write_bytes(b"x")
+    (tmp_path / "a.caption").write_text("a ball")
+    _, (note,) = read_folder(tmp_path)
+    setting = re.search(r"--set datasets\.(\w+)=(\S+)", note)
+    assert setting is not None
+
+    dataset = Dataset.model_validate({"path": str(tmp_path), setting[1]: setting[2]})
+    clips, notes = read_folder(tmp_path, caption_suffix=dataset.caption_extension)
+    assert clips[0].caption_file == tmp_path / "a.caption"
+    assert notes == []
 
 
 def _notes(folder: Path, files: str) -> list[str]:

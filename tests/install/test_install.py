@@ -145,12 +145,12 @@ def test_a_driver_that_does_not_answer_gives_the_build_for_the_cpu(
 
 
 def test_without_a_driver_all_steps_come_in_order(tmp_path: Path) -> None:
-    done = install(tmp_path, "--extras", "caption")
+    done = install(tmp_path, "--extras", "notify")
     pip = ".venv/bin/python -m pip --disable-pip-version-check install"
     assert commands(done) == [
         "python3 -m venv .venv",
         f"{pip} --index-url https://download.pytorch.org/whl/cpu {TORCH}",
-        f"{pip} .[caption]",
+        f"{pip} .[notify]",
         ".venv/bin/videotune doctor",
     ]
     assert "no driver of NVIDIA" in done.stdout

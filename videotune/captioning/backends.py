@@ -15,6 +15,7 @@ from typing_extensions import TypedDict
 
 from videotune.bounds import ANSWER_BYTES
 from videotune.captioning.caption_cleanup import CaptionError
+from videotune.captioning.frame_processor import load_frame_processor
 from videotune.data.decode import Frames
 from videotune.data.media_info import MediaInfo
 from videotune.data.workers import default_workers
@@ -99,26 +100,20 @@ class _ServerCaptioner:
         self._key = os.environ.get(key_env, "").strip()
         self._timeout = timeout
         limits = AnswerLimits(timeout, ANSWER_BYTES)
-        try:
-            self._client = openai.OpenAI(
-                base_url=url,
-                api_key=self._key or "none",
-                max_retries=RETRIES,
-                timeout=timeout,
-                # A redirect could lead into a network that only this machine reaches.
-                http_client=openai.DefaultHttpxClient(
-                    follow_redirects=False,
-                    event_hooks={
-                        "request": [limits.watch_request],
-                        "response": [limits.limit_response],
-                    },
-                ),
-            )
-        except ModuleNotFoundError as error:
-            raise VideotuneError(
-                "--endpoint needs the package openai. "
-                'Install it: pip install "videotune[caption]"'
-            ) from error
+        self._client = openai.OpenAI(
+            base_url=url,
+            api_key=self._key or "none",
+            max_retries=RETRIES,
+            timeout=timeout,
+            # A redirect could lead into a network that only this machine reaches.
+            http_client=openai.DefaultHttpxClient(
+                follow_redirects=False,
+                event_hooks={
+                    "request": [limits.watch_request],
+                    "response": [limits.limit_response],
+                },
+            ),
+        )
 
     def __call__(self, frames: Frames, prompt: str) -> str:
         content: list[Any] = []
@@ -193,9 +188,7 @@ class _LocalCaptioner:
         dtype = torch.bfloat16 if has_bf16(self._device) else torch.float32
 
         try:
-            self._processor: Any = transformers.AutoProcessor.from_pretrained(
-                source, trust_remote_code=False, local_files_only=only_cached
-            )
+            self._processor = load_frame_processor(source, local_files_only=only_cached)
             model_class: Any = transformers.AutoModelForImageTextToText
             model: Any = model_class.from_pretrained(
                 source,

@@ -96,7 +96,7 @@ def _show_runs(runs: Sequence[RunOverview]) -> None:
     for run in runs:
         steps = "?" if run.steps is None else run.steps
         left = "" if run.seconds_left is None else duration(run.seconds_left)
-        verdict = run.verdict or "none"
+        verdict = run.shown_verdict
         if run.verdict and run.verdict_parts:
             parts = [
                 f"{name} {label or 'none'}" for name, label in run.verdict_parts.items()

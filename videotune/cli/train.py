@@ -345,7 +345,7 @@ def wait(
         )
     with bar("waiting (steps)") as progress:
         exit_code, status = wait_for_run(run, step, timeout, progress.update)
-    verdict = status["verdict"] or "none"
+    verdict = status["shown_verdict"]
     recommended = status["recommended"] or "none"
     print(
         f"{status['state']} at step {status['step']}, verdict: {verdict}, "

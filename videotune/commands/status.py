@@ -74,6 +74,9 @@ class RunOverview:
 
     verdict: str | None
 
+    shown_verdict: str
+    """The word for it, "none" if there is none."""
+
     verdict_parts: Mapping[str, str | None] | None
     """The verdicts on video and sound, if both are learnt."""
 
@@ -162,6 +165,7 @@ class RunOverview:
             "steps": self.steps,
             "seconds_left": self.seconds_left,
             "verdict": self.verdict,
+            "shown_verdict": self.shown_verdict,
             "verdict_parts": self.verdict_parts,
             "no_verdict": self.no_verdict or None,
             "activity": self.activity or None,
@@ -264,6 +268,7 @@ def overview(run: Path) -> RunOverview:
         steps=None if facts["steps"] is None else int(facts["steps"]),
         seconds_left=seconds_left,
         verdict=facts["verdict"],
+        shown_verdict=facts["shown_verdict"],
         verdict_parts=facts["verdict_parts"],
         recommended=recommended,
         recommended_why=recommended_why,

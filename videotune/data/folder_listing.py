@@ -1,5 +1,5 @@
-"""The files of a dataset folder: a walk that follows links, and leaves out the folders of
-training runs.
+"""The files of a dataset folder: a walk that follows links, and leaves out what videotune
+wrote: training runs and contact sheets.
 """
 
 import os
@@ -17,6 +17,12 @@ from videotune.errors import VideotuneError
 RUN_FILES = ("config.json", "journal.jsonl")
 """A folder that has both is a training run."""
 
+SHEET_FILES = ("index.html", "sheet-001.jpg")
+"""A folder that has both is a contact sheet."""
+
+FILES_OF_OUTPUTS = {"a training run": RUN_FILES, "a contact sheet": SHEET_FILES}
+"""By what videotune wrote, the files by which its folder is known."""
+
 
 class FolderListing(NamedTuple):
     """The files of a dataset folder."""
@@ -24,8 +30,8 @@ class FolderListing(NamedTuple):
     is_linked: dict[str, bool]
     """Whether a link led to a file, by the file's path."""
 
-    run_folders: list[str]
-    """Folders of training runs, whose files are left out."""
+    output_folders: dict[str, str]
+    """Folders that videotune wrote, whose files are left out, with what each is."""
 
     outside_captions: dict[str, bool]
     """Whether a link led to a file of the ``captions`` folder beside the dataset folder, by
@@ -37,21 +43,21 @@ def list_folder(root: Path) -> FolderListing:
     """List the files of a dataset folder and, if it is itself a ``videos`` folder, those
     of the ``captions`` folder beside it.
     """
-    run_folders: list[str] = []
+    output_folders: dict[str, str] = {}
     outside_captions: dict[str, bool] = {}
     captions_folder = expected_captions_folder(root, root)
     try:
         is_linked = {
             path.removeprefix(f".{os.sep}"): is_link
-            for path, is_link in walk(str(root), run_folders)
+            for path, is_link in walk(str(root), output_folders)
         }
         if captions_folder != root and captions_folder.is_dir():
-            outside_captions = dict(walk(str(captions_folder), []))
+            outside_captions = dict(walk(str(captions_folder), {}))
     except OSError as error:
         raise VideotuneError(
             f"The folder {error.filename} cannot be read: {error.strerror}."
         ) from error
-    return FolderListing(is_linked, run_folders, outside_captions)
+    return FolderListing(is_linked, output_folders, outside_captions)
 
 
 def check_names(paths: Iterable[str]) -> None:
@@ -82,14 +88,15 @@ def _name_message(path: str) -> str:
     )
 
 
-def walk(folder: str, run_folders: list[str]) -> Iterator[tuple[str, bool]]:
+def walk(folder: str, output_folders: dict[str, str]) -> Iterator[tuple[str, bool]]:
     """Yield the files below a folder, each with whether a link led to it.
 
     Args:
         folder: where to begin.
-        run_folders: receives the folders of training runs, whose files are not yielded.
+        output_folders: receives the folders that videotune wrote, whose files are not
+            yielded, with what each is.
     """
-    yield from _walk_from(folder, LinkGuard(), frozenset(), False, run_folders)
+    yield from _walk_from(folder, LinkGuard(), frozenset(), False, output_folders)
 
 
 def _walk_from(
@@ -97,7 +104,7 @@ def _walk_from(
     guard: LinkGuard,
     ancestors: frozenset[str],
     via_link: bool,
-    run_folders: list[str],
+    output_folders: dict[str, str],
 ) -> Iterator[tuple[str, bool]]:
     """Do what ``walk`` does for a folder within it.
 
@@ -106,7 +113,7 @@ def _walk_from(
         guard: stops at circular links.
         ancestors: real paths of the folders above.
         via_link: whether a link led to the folder.
-        run_folders: as in ``walk``.
+        output_folders: as in ``walk``.
     """
     inner_ancestors = guard.enter(folder, ancestors)
     if inner_ancestors is None:
@@ -114,15 +121,17 @@ def _walk_from(
 
     with os.scandir(folder) as scanned_entries:
         entries = [entry for entry in scanned_entries if not entry.name.startswith(".")]
-    if {entry.name for entry in entries}.issuperset(RUN_FILES):
-        run_folders.append(folder)
-        return
+    names = {entry.name for entry in entries}
+    for output, marks in FILES_OF_OUTPUTS.items():
+        if names.issuperset(marks):
+            output_folders[folder] = output
+            return
 
     for entry in entries:
         is_link = via_link or entry.is_symlink()
         if entry.is_dir():
             yield from _walk_from(
-                entry.path, guard, inner_ancestors, is_link, run_folders
+                entry.path, guard, inner_ancestors, is_link, output_folders
             )
         else:
             yield entry.path, is_link

@@ -98,14 +98,14 @@ def read_folder(
         root, within or root, caption_suffix, frame_folders, columns, companions
     )
     clips = folder.clips()
-    run_notes = [
-        f"{run_folder} is ignored: it contains a training run"
-        for run_folder in folder.run_folders
+    output_notes = [
+        f"{output_folder} is ignored: it contains {output}"
+        for output_folder, output in folder.output_folders.items()
     ]
     layout_notes = LayoutNotes(
         clips, folder.is_linked, folder.rows, folder.prefix, caption_suffix
     )
-    notes = [*folder.metadata_notes, *run_notes, *folder.companion_notes(clips)]
+    notes = [*folder.metadata_notes, *output_notes, *folder.companion_notes(clips)]
     return clips, [*notes, *layout_notes.all()]
 
 
@@ -145,10 +145,10 @@ class _DatasetFolder:
 
         self.files = self.is_linked.keys()
 
-        self.run_folders = listing.run_folders
-        """Folders of training runs, which are ignored."""
+        self.output_folders = listing.output_folders
+        """Folders that videotune wrote, which are ignored, with what each is."""
 
-        self._refuse_run_folder()
+        self._refuse_output_folder()
         check_names(self.files)
 
         self.companions = CompanionFiles(
@@ -192,7 +192,7 @@ class _DatasetFolder:
         """Return the companions beside the folder if it is itself a ``videos`` folder."""
         companions: set[str] = set()
         for folder in companion_folders_beside(self.root):
-            for path, _ in walk(str(folder), []):
+            for path, _ in walk(str(folder), {}):
                 if path.lower().endswith(CLIP_SUFFIXES):
                     companions.add(path)
         return companions
@@ -233,11 +233,12 @@ class _DatasetFolder:
             f"in folders beside the clips ({examples}{'; …' if len(replaced) > 3 else ''}): the named ones are used"
         ]
 
-    def _refuse_run_folder(self) -> None:
-        """Raise VideotuneError if the dataset folder is a training run."""
-        if str(self.root) in self.run_folders:
+    def _refuse_output_folder(self) -> None:
+        """Raise VideotuneError if videotune wrote the dataset folder."""
+        output = self.output_folders.get(str(self.root))
+        if output is not None:
             raise VideotuneError(
-                f"The dataset folder {self.root} contains a training run. "
+                f"The dataset folder {self.root} contains {output}. "
                 "Give a folder that contains only clips."
             )
 

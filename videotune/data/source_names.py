@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from string import ascii_lowercase
 
+from videotune.data.clip_file import CLIP_FOLDERS
 from videotune.data.packed_texts import PackedTexts
 from videotune.data.source_clips import SourceClipTable
 from videotune.text import some
@@ -160,7 +161,8 @@ def _find_letter_series(clips: SourceClipTable) -> list[LetterSeries]:
 
     They are cuts only if their folder has at least two such series: a single one may be
     two versions of anything. A clip that is kept aside is in a dataset of its own, so a
-    folder has the same place in each dataset.
+    folder has the same place in each dataset; "videos" and "images" are places of clips
+    and no names.
     """
     clips_by_base: dict[tuple[tuple[str, ...], str], list[_LetteredClip]] = {}
     for position in range(len(clips)):
@@ -171,7 +173,10 @@ def _find_letter_series(clips: SourceClipTable) -> list[LetterSeries]:
         clip = _LetteredClip(
             position, letter=match[2].casefold(), source=f"{folder}/{match[1]}"
         )
-        relative_folder = PurePosixPath(folder).parts[1:]
+        folder_names = PurePosixPath(folder).parts[1:]
+        relative_folder = tuple(
+            name for name in folder_names if name not in CLIP_FOLDERS
+        )
         clips_by_base.setdefault((relative_folder, match[1].casefold()), []).append(
             clip
         )

@@ -122,7 +122,7 @@ class UnusedCaptions:
         files = "1 caption file ends" if count == 1 else f"{count} caption files end"
         text = (
             f"{files} with {suffix}, and captions are looked for in files that end with "
-            f"{self.caption_suffix}: --set datasets.caption_suffix={suffix} reads them"
+            f"{self.caption_suffix}: --set datasets.caption_extension={suffix} reads them"
         )
         return [Remark("captions_elsewhere", text)]
 

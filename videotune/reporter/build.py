@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 from videotune import text
 from videotune.files import write_text
 from videotune.model_spec import asset_title
-from videotune.reporter import curves, inventory, kept, outcome, previews, verdict_words
+from videotune.reporter import curves, inventory, kept, outcome, previews
 from videotune.reporter.comfyui import expert_in
 from videotune.reporter.previews import Media
 from videotune.reporter.privacy import shareable, without_machine
@@ -29,6 +29,7 @@ from videotune.reporter.read import (
 from videotune.reporter.restarts import restarts_of
 from videotune.runs.plan_facts import samples_per_step
 from videotune.runs.step_sums import Steps, regularization
+from videotune.validation import verdict_words
 
 LONG_CAPTION = 120
 """Characters of a caption on the contact sheet before the rest is folded."""

@@ -24,9 +24,13 @@ from videotune.reporter.read import (
     read_run,
 )
 from videotune.reporter.setting_cells import folder_names, setting_cells
-from videotune.reporter.verdict_words import share_reference, shown_word, step_of_change
 from videotune.sampling.picture_faults import describe_faults, describe_sound
 from videotune.text import counted
+from videotune.validation.verdict_words import (
+    share_reference,
+    shown_word,
+    step_of_change,
+)
 
 MOST_KEYS_BESIDE = 3
 """Settings that differ which are columns of the table of results; more have their own
@@ -243,7 +247,7 @@ def _captions_by_clip(run: Run) -> dict[str, list[Any]]:
 
 def doubt_on_errors(runs: Sequence[Run]) -> str:
     """Return why the errors on clips kept aside do not compare; empty if they do."""
-    changed = [run.folder.name for run in runs if step_of_change(run)]
+    changed = [run.folder.name for run in runs if step_of_change(run.validations)]
     if changed:
         return (
             f"The clips kept aside of {' and '.join(changed)} have changed in the run: its "
@@ -296,7 +300,7 @@ def _comparison_row(
         lowest_step = min(losses, key=lambda step: (losses[step], step))
         held_out += f" at step {text.plain(lowest_step)}"
     # Shares of another error than the base model's stand in no order with the others.
-    other_base = step_of_change(run)
+    other_base = step_of_change(run.validations)
     if error is not None and other_base:
         held_out += f" times {share_reference(other_base)}, since its clips kept aside changed there"
 
@@ -369,7 +373,7 @@ def _comparison_chart(runs: Sequence[Run]) -> dict[str, Any] | None:
         if index >= len(STROKES):
             css += " pale"
         curve = run.held_out_losses
-        if curve and not step_of_change(run):
+        if curve and not step_of_change(run.validations):
             lines.append(charts.Line(names[run.folder], curve, css, dots=True))
 
     if not lines:

@@ -19,12 +19,16 @@ from videotune.reporter.read import (
     points,
     read_run,
 )
-from videotune.reporter.verdict_words import share_reference, step_of_change
 from videotune.runs.run_life import life
 from videotune.sampling.picture_faults import faulty_kinds, remark_at
 from videotune.text import as_argument, moment, plain
 from videotune.validation.frontier import kept_by_step, weigh_kept
 from videotune.validation.overfitting import LAST_STEP, recent_readings, recommend
+from videotune.validation.verdict_words import (
+    share_reference,
+    shown_word,
+    step_of_change,
+)
 
 RELATIVE_ERROR = "error on the same clips, as a share of {}: below 1 is better"
 
@@ -142,6 +146,7 @@ def status(run: Path) -> dict[str, Any]:
         "step": contents.steps.last,
         "steps": steps,
         "verdict": latest["verdict"],
+        "shown_verdict": shown_word(latest, step_of_change(contents.validations)),
         "verdict_parts": latest["parts"],
         "recommended": recommended,
     }
@@ -163,6 +168,7 @@ def _status_before_run(run: Path) -> dict[str, Any]:
         "step": 0,
         "steps": None,
         "verdict": None,
+        "shown_verdict": "none",
         "verdict_parts": None,
         "recommended": None,
     }
@@ -197,7 +203,7 @@ def verdict(run: Run) -> dict[str, Any]:
             exported_files.append(path)
     return {
         "absent": absent,
-        "changed_at": step_of_change(run),
+        "changed_at": step_of_change(run.validations),
         "recent_fall": _recent_fall(run),
         "demo": run.demo,
         "changes": [] if run.demo else _error_changes(run),
@@ -348,7 +354,9 @@ def grounds(run: Run) -> dict[str, Any]:
     if lines and has_course:
         chart = line_chart(
             lines,
-            says=RELATIVE_ERROR.format(share_reference(step_of_change(run))),
+            says=RELATIVE_ERROR.format(
+                share_reference(step_of_change(run.validations))
+            ),
             x_label="step",
             marked_points=best_points,
         )
@@ -367,7 +375,7 @@ def grounds(run: Run) -> dict[str, Any]:
     return {
         "chart": chart,
         "best": best,
-        "changed_at": step_of_change(run),
+        "changed_at": step_of_change(run.validations),
         "changes": changes,
         "clips": clips,
     }

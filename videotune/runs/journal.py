@@ -164,6 +164,16 @@ def readings_of(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [line for line in validations if line.get("validation") == latest_set]
 
 
+def shown_verdict(line: Mapping[str, Any]) -> str:
+    """Return the word for the verdict of a journal's line.
+
+    A line that an older videotune wrote has only the verdict.
+    """
+    if line["verdict"] is None:
+        return "no verdict"
+    return str(line.get("shown") or line["verdict"])
+
+
 def sound_of(readings: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the readings of the sound, in the form of those of the video; empty unless
     both are learnt.

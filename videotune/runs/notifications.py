@@ -24,6 +24,7 @@ from videotune.console import echo
 from videotune.errors import VideotuneError
 from videotune.files import read_typed, write_json
 from videotune.runs import notification_sender
+from videotune.runs.journal import shown_verdict
 
 ADDRESS_FILE = ".notify.json"
 """The URLs that a config named, for a resume. Only the user may read it, and no command
@@ -189,6 +190,7 @@ class Notifier:
         self._problems: list[tuple[str, str]] = []
         self._warned: set[str] = set()
         self._verdict: str | None = None
+        self._shown_verdict = ""
         self._verdict_text = ""
         self._has_ended = False
         self.warn: Callable[[str], None] = lambda text: echo(f"warning: {text}")
@@ -209,7 +211,7 @@ class Notifier:
             # The first verdict is news only if it is a bad one.
             is_news = before is not None or self._verdict == "OVERFITTING"
             if self._verdict not in (None, before) and is_news:
-                title = f"{self._name}: {self._verdict}"
+                title = f"{self._name}: {self._shown_verdict}"
                 self._send("verdict", title, self._verdict_text)
         elif line["kind"] == "end":
             self._has_ended = True
@@ -225,9 +227,8 @@ class Notifier:
     def _take_verdict(self, line: Mapping[str, Any]) -> None:
         if line["verdict"] is not None:
             self._verdict = line["verdict"]
-            self._verdict_text = (
-                f"Verdict at step {line['step']}: {line['verdict']}. {line['reason']}"
-            )
+            self._shown_verdict = shown_verdict(line)
+            self._verdict_text = f"Verdict at step {line['step']}: {self._shown_verdict}. {line['reason']}"
 
     @contextmanager
     def watching(self, goes_on: Callable[[BaseException], bool]) -> Iterator[None]:

@@ -7,6 +7,7 @@ import re
 import shutil
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from videotune.files import write_bytes, write_json, write_whole
 from videotune.runs.schemas import read_record
@@ -81,11 +82,12 @@ def archive_steps(run: Path, step: int, newest: int) -> Path | None:
     for folder in later:
         _move(folder, branch / "checkpoints")
     # earlier versions wrote "probe"
-    for name in ("samples", "sample_metrics", "probe"):
+    for name in ("samples", "sample_metrics", "sampled", "probe"):
         for path, number in numbered(run / name, r"step-(\d+)-.*"):
             if number > step:
                 _move(path, branch / name)
     _archive_exports(run, branch, step)
+    _archive_comparisons(run, branch, step)
 
     # 3. Make the run what it was.
     _restore_facts(run, branch, step)
@@ -167,6 +169,39 @@ def _archive_exports(run: Path, branch: Path, step: int) -> None:
             copy = shutil.copytree if path.is_dir() else shutil.copy2
             (branch / "export").mkdir(exist_ok=True)
             copy(path, branch / "export" / path.name)
+    write_json(list_file, staying)
+
+
+def _archive_comparisons(run: Path, branch: Path, step: int) -> None:
+    """Move the comparisons of checkpoints that show a later step, with their videos of
+    later steps.
+
+    Their videos of the steps that stay are not drawn again by the next comparison.
+    """
+    folder = run / "compare"
+    for path, number in numbered(folder, r".*-step-(\d+)\.mp4"):
+        if number > step:
+            _move(path, branch / "compare")
+
+    list_file = folder / "compare.json"
+    if not list_file.is_file():
+        return
+    staying: list[dict[str, Any]] = []
+    later: list[dict[str, Any]] = []
+    for entry in read_record(list_file):
+        # What does not say its steps may show any.
+        shows_later = "steps" not in entry or max(entry["steps"], default=0) > step
+        (later if shows_later else staying).append(entry)
+    if not later:
+        return
+
+    write_json(branch / "compare" / "compare.json", later)
+    for entry in later:
+        for key in ("video", "sheet"):
+            # Only the name counts: a comparison that was written elsewhere stays there.
+            path = folder / Path(entry[key]).name
+            if path.is_file():
+                _move(path, branch / "compare")
     write_json(list_file, staying)
 
 

@@ -97,7 +97,9 @@ SHAPES: Mapping[str, Any] = {
         use=NotRequired[str],
         verified=NotRequired[_object(reader=NotRequired[str])],
     ),
-    "compare": _list(prompt=str, seed=int, video=str, sheet=str),
+    "compare": _list(
+        prompt=str, seed=int, steps=NotRequired[list[Step]], video=str, sheet=str
+    ),
     "demo": dict[str, Any],
 }
 """What is read of each file. It may hold anything else."""
@@ -218,6 +220,7 @@ LINES: Mapping[str, Any] = {
         **_AT_STEP,
         verdict=str | None,
         reason=str,
+        shown=NotRequired[str],
         parts=NotRequired[dict[str, str | None] | None],
     ),
     "sample": _object(

@@ -18,6 +18,7 @@ from PIL import Image
 
 from videotune.data.video_writer import read_video
 from videotune.files import append_whole
+from videotune.runs.journal import shown_verdict
 from videotune.runs.scalars import scalars
 
 FOLDER = "tensorboard"
@@ -86,7 +87,7 @@ class TensorBoardWriter:
             for tag, value in scalars(line).items()
         ]
         if line["kind"] == "verdict":
-            text = f"**{line['verdict'] or 'no verdict'}**: {line['reason']}"
+            text = f"**{shown_verdict(line)}**: {line['reason']}"
             values.append(text_pb("verdict", text).value[0])
         if line["kind"] == "sample":
             tag = f"{line['prompt']} (seed {line['seed']})"

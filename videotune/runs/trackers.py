@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from videotune.config.nested_keys import flatten
 from videotune.console import echo
 from videotune.errors import VideotuneError
+from videotune.runs.journal import shown_verdict
 from videotune.runs.scalars import scalars
 from videotune.runs.tensorboard import TensorBoardWriter
 from videotune.sqlite_files import refuse_leading_files
@@ -85,7 +86,7 @@ class TrackerClient:
                     self.run.folder / line["path"], line["prompt"]
                 )
             case "verdict":
-                self.result("verdict", line["verdict"] or "no verdict", line["reason"])
+                self.result("verdict", shown_verdict(line), line["reason"])
             case "end":
                 self.result(
                     "recommended_checkpoint",

@@ -10,12 +10,10 @@ from typing import Any
 import httpx2 as httpx
 from fastapi import APIRouter, Response
 
-from videotune.captioning.offered_models import offered_models
 from videotune.errors import VideotuneError
 from videotune.files import checked
 from videotune.http_limits import AnswerLimits
 from videotune.studio import captions_edit, projects
-from videotune.studio.caption_choices import SERVER_PACKAGE, missing_package
 from videotune.studio.field_errors import FieldError, at_field
 from videotune.studio.projects import CLIPS
 from videotune.studio.web import CurrentPage, PageContext, PostedForm, json_reply, reply
@@ -64,11 +62,8 @@ def auto_caption(page: CurrentPage, form: PostedForm) -> Response:
             "Qwen/Qwen2.5-VL-7B-Instruct",
             "model",
         )
-    environment = {}
     if options["endpoint"]:
-        missing = missing_package(SERVER_PACKAGE)
-        if missing:
-            raise VideotuneError(f"a server {missing}")
+        environment = {}
     else:
         environment = _prepare_local_model(options["model"])
 
@@ -87,14 +82,9 @@ def _prepare_local_model(model: str) -> dict[str, str]:
     """Return the environment for a model that runs here.
 
     Raises:
-        VideotuneError: if a package for it is missing, or it is not on this computer and
-            the Hub is out of reach, which the job would try for minutes.
+        VideotuneError: if it is not on this computer and the Hub is out of reach, which
+            the job would try for minutes.
     """
-    offered = [row for row in offered_models() if row["model"] == model]
-    missing = missing_package(offered[0]["package"] if offered else "")
-    if missing:
-        raise VideotuneError(f"{model} {missing}, or use a server")
-
     if Path(model).expanduser().is_dir() or _reaches_hub():
         return {}
     if not _is_cached(model):

@@ -1,6 +1,5 @@
 """The models that write captions, and whether this computer can run each of them."""
 
-import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,12 +8,6 @@ import psutil
 
 from videotune.captioning.offered_models import offered_models
 from videotune.studio import gpu
-
-SERVER_PACKAGE = "openai"
-"""The package that asks a server."""
-
-INSTALL_OPTIONS = {SERVER_PACKAGE: '-c .venv/constraints.txt -e ".[caption]"'}
-"""By package, what ``pip install`` is given; other packages by their names."""
 
 
 @dataclass(frozen=True)
@@ -34,17 +27,6 @@ class CaptionChoice:
     """The colour of the verdict's badge."""
 
 
-def missing_package(package: str) -> str:
-    """Return how to get a package that is not installed; "" if it is, or none is needed."""
-    if not package or importlib.util.find_spec(package) is not None:
-        return ""
-    options = INSTALL_OPTIONS.get(package, package)
-    return (
-        f"needs the package {package}, which is not installed here: "
-        f"pip install {options}, then start the studio again"
-    )
-
-
 def caption_choices() -> list[CaptionChoice]:
     """Return the models with what this computer, which runs them, lacks for each.
 
@@ -59,15 +41,6 @@ def caption_choices() -> list[CaptionChoice]:
         _choice(facts, gigabytes_here, has_card=bool(gpus))
         for facts in offered_models()
     ]
-
-
-def dialog_values() -> dict[str, Any]:
-    """Return what the template of the dialog needs."""
-    return {
-        "caption_choices": caption_choices(),
-        "missing_package": missing_package,
-        "server_package": SERVER_PACKAGE,
-    }
 
 
 def _choice(
@@ -90,8 +63,6 @@ def _choice(
         memory = f"{needed:.0f} GB of this computer's memory, as it has no NVIDIA card"
         runner = "this computer"
 
-    if missing_package(facts["package"]):
-        return CaptionChoice(facts, memory, "a package is missing", "bad")
     if needed > gigabytes_here:
         verdict = f"too large for {runner} ({gigabytes_here:.0f} GB)"
         return CaptionChoice(facts, memory, verdict, "bad")

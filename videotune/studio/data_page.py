@@ -166,7 +166,7 @@ def show(page: CurrentPage) -> Response:
         "data",
         header.REGIONS | REGIONS,
         "Data",
-        **caption_choices.dialog_values(),
+        caption_choices=caption_choices.caption_choices(),
         **_tiles(page),
     )
 

@@ -33,7 +33,6 @@ from videotune.validation.forgetting_callback import ForgettingCallback
 from videotune.validation.overfitting import (
     MIN_READINGS,
     OVERFITTING,
-    Verdict,
     count_latest,
     judge,
     readings_of,
@@ -52,6 +51,7 @@ from videotune.validation.validation_loss import (
     relative_to_first,
 )
 from videotune.validation.validation_set import FrozenSet, freeze_validation_set
+from videotune.validation.verdict_words import shown_word, step_of_change
 
 ValidationReading = Mapping[str, Any]
 """The result of ``read_validation``: "held_out" (None if no clip is), "train", …"""
@@ -94,7 +94,7 @@ class Validation(Callback):
         self._job = job
         held_out, training = selection.validation_windows(job)
         self.loss = ValidationLoss(held_out, training, job.config.seed)
-        self.verdict: Verdict | None = None
+        self._shown_verdict = ""
         self._set: FrozenSet | None = None
 
     def windows(self) -> Sequence[Window]:
@@ -112,10 +112,8 @@ class Validation(Callback):
         return self._set
 
     def status(self) -> str:
-        """Return the label of the verdict."""
-        if self.verdict is None:
-            return ""
-        return self.verdict.label or ""
+        """Return the word for the verdict, empty without one."""
+        return self._shown_verdict
 
     def before(self, trainer: Trainer) -> None:
         """Validate before the first step, or where a killed process did not.
@@ -131,7 +129,9 @@ class Validation(Callback):
             self.run(trainer, step)
         elif is_main:
             # A reading may have been made before a kill, without its verdict.
-            self.verdict = write_verdict(trainer, validations_to_come(trainer, step))
+            self._shown_verdict = write_verdict(
+                trainer, validations_to_come(trainer, step)
+            )
         if is_main:
             self._warn_of_other_clips(trainer, step)
             self._note_too_few(trainer, step)
@@ -261,7 +261,7 @@ class Validation(Callback):
             "validation", step=step, validation=name, **fields, seconds=seconds
         )
         trainer.write_exposure(step)
-        self.verdict = write_verdict(trainer, validations_to_come(trainer, step))
+        self._shown_verdict = write_verdict(trainer, validations_to_come(trainer, step))
 
     def stops(self, trainer: Trainer) -> bool:
         """Whether the latest ``early_stopping`` readings all say OVERFITTING."""
@@ -436,11 +436,11 @@ def _write_previews(
 
 def write_verdict(
     trainer: Trainer, to_come: Sequence[int] = (), *, at_the_end: bool = False
-) -> Verdict | None:
+) -> str:
     """Judge the readings so far and write the verdict to the journal, once per reading.
 
     It is printed when its label changes, and at the end of the run unless it was
-    printed for the same reading.
+    printed for the same reading. Returns the word for it, empty if there is none yet.
 
     Args:
         trainer: the run.
@@ -450,15 +450,17 @@ def write_verdict(
     lines = trainer.journal.history.events
     verdict = judge(lines, to_come)
     if verdict is None:
-        return None
+        return ""
     past = [line for line in lines if line["kind"] == "verdict"]
     last: Mapping[str, Any] = past[-1] if past else {}
 
     is_new_label = verdict.label != last.get("verdict")
     reading = (verdict.step, verdict.validation)
     is_new_reading = reading != (last.get("step"), last.get("validation"))
+    fields = verdict.to_json()
+    word = shown_word(fields, step_of_change(readings_of(lines)))
     if is_new_label or is_new_reading:
-        trainer.journal.event("verdict", **verdict.to_json())
+        trainer.journal.event("verdict", **fields, shown=word)
 
     # At the end only a label is printed that an earlier reading had already: a new one was
     # printed with its reading.
@@ -467,7 +469,8 @@ def write_verdict(
     has_changed = is_new_label and verdict.label is not None
     has_held_out = bool(trainer.job.library.held_out_windows)  # else a note said it
     if has_changed or (at_the_end and is_old_label and verdict.label is not None):
-        echo(f"{verdict.label} at step {verdict.step}: {verdict.reason}")
+        told = word if word == verdict.label else f"verdict {word}"
+        echo(f"{told} at step {verdict.step}: {verdict.reason}")
     elif at_the_end and verdict.label is None and has_held_out:
         echo(f"no verdict yet: {verdict.reason}")
-    return verdict
+    return word if verdict.label is not None else ""

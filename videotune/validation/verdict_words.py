@@ -1,7 +1,12 @@
 """How a verdict is told: its word, and what its errors are shares of."""
 
-from videotune.reporter.read import Record, Run, items, number
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from videotune.validation.overfitting import PLATEAU
+
+VerdictLine = Mapping[str, Any]
+"""The fields of a verdict's line in the journal, which may be damaged."""
 
 UNKNOWN = "cannot be told"
 """The word for a PLATEAU that is one only because too little is known."""
@@ -10,7 +15,7 @@ OF_BASE = "the base model's"
 """What errors are shares of, in a run whose clips kept aside have not changed."""
 
 
-def shown_word(verdict: Record, changed_at: int = 0) -> str:
+def shown_word(verdict: VerdictLine, changed_at: int = 0) -> str:
     """Return the word for a verdict.
 
     Args:
@@ -22,42 +27,45 @@ def shown_word(verdict: Record, changed_at: int = 0) -> str:
     return str(verdict.get("verdict") or "none")
 
 
-def is_unknown(verdict: Record, changed_at: int = 0) -> bool:
+def is_unknown(verdict: VerdictLine, changed_at: int = 0) -> bool:
     """Whether a PLATEAU is one only because too little is known."""
     if verdict.get("verdict") != PLATEAU or verdict.get("turned"):
         return False
-    if number(verdict.get("best_step")) in (None, changed_at):
+    best_step = verdict.get("best_step")
+    if not isinstance(best_step, int) or best_step == changed_at:
         return False
     return is_unproven(verdict, changed_at) or is_undecided(verdict)
 
 
-def is_unproven(verdict: Record, changed_at: int = 0) -> bool:
+def is_unproven(verdict: VerdictLine, changed_at: int = 0) -> bool:
     """Whether the first reading, the base model's unless the clips changed, is as good as
     the best step, by the test of chance: what was learnt is then not shown.
     """
-    as_good = items(verdict.get("as_good"))
-    begins_with_first = bool(as_good) and as_good[0] == changed_at
-    return begins_with_first and number(verdict.get("best_step")) != changed_at
+    as_good = verdict.get("as_good")
+    begins_with_first = isinstance(as_good, list) and as_good[:1] == [changed_at]
+    return begins_with_first and verdict.get("best_step") != changed_at
 
 
-def is_undecided(verdict: Record) -> bool:
+def is_undecided(verdict: VerdictLine) -> bool:
     """Whether the latest reading is the lowest although its fall may be chance: whether
     the error still falls is then not known.
     """
-    best = number(verdict.get("best_step"))
-    is_latest = best == number(verdict.get("step"))
-    return bool(best) and is_latest and not verdict.get("turned")
+    best_step = verdict.get("best_step")
+    is_latest = bool(best_step) and best_step == verdict.get("step")
+    return is_latest and not verdict.get("turned")
 
 
-def step_of_change(run: Run) -> int:
+def step_of_change(readings: Sequence[Mapping[str, Any]]) -> int:
     """Return the step at which the clips kept aside changed; 0 if they have not.
 
     Errors are shares of those at the first reading of the same clips, which is the base
     model's only if they have never changed.
+
+    Args:
+        readings: the validations of the latest set.
     """
-    if not run.validations:
-        return 0
-    return int(number(run.validations[0].get("step")) or 0)
+    first_step = readings[0].get("step") if readings else 0
+    return first_step if isinstance(first_step, int) else 0
 
 
 def share_reference(step: int) -> str:

@@ -1,0 +1,42 @@
+"""The processor of a vision-language model, without its part for whole videos."""
+
+from typing import Any
+
+from videotune.lazy import transformers
+
+VIDEO_PART = "video_processor"
+"""The part that needs torchvision, which videotune does without: a captioner gets the
+frames of a clip as images.
+"""
+
+
+def load_frame_processor(source: str, *, local_files_only: bool) -> Any:
+    """Load a model's processor for text and images, without code of its own.
+
+    Args:
+        source: a folder or an id of the Hub.
+        local_files_only: whether the Hub is not asked.
+    """
+    options = {"trust_remote_code": False, "local_files_only": local_files_only}
+    config = transformers.AutoConfig.from_pretrained(source, **options)
+    if type(config) not in transformers.PROCESSOR_MAPPING:
+        return transformers.AutoProcessor.from_pretrained(source, **options)
+
+    processor_class: Any = transformers.PROCESSOR_MAPPING[type(config)]
+    if VIDEO_PART not in processor_class.get_attributes():
+        return transformers.AutoProcessor.from_pretrained(source, **options)
+    return _without_video(processor_class).from_pretrained(source, **options)
+
+
+def _without_video(processor_class: Any) -> Any:
+    """Return a processor's class of which no part for videos is loaded."""
+
+    class FrameProcessor(processor_class):
+        """The processor for text and images."""
+
+        @classmethod
+        def get_attributes(cls) -> list[str]:
+            """Return the names of the parts that are loaded."""
+            return [name for name in super().get_attributes() if name != VIDEO_PART]
+
+    return FrameProcessor
