@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
+from videotune.config.data_schema import Dataset
 from videotune.config.load import parse_sets, read_config
 from videotune.config.resolve import parse
 from videotune.config.schema import Config, leaves
@@ -59,6 +61,16 @@ def test_a_config_that_cannot_be_used_is_refused_in_a_short_sentence(
         read_config(tmp_path / name)
     assert name in str(told.value)
     assert len(str(told.value)) < 600
+
+
+@pytest.mark.parametrize("ending", [".txt", ".caption", ".TAGS"])
+def test_the_ending_of_caption_files_is_no_text_behind_each_caption(
+    ending: str,
+) -> None:
+    with pytest.raises(ValidationError, match="caption_extension"):
+        Dataset.model_validate({"path": "x", "caption_suffix": ending})
+    for suffix in (".", ". A film", "...", ", 4k"):
+        assert Dataset.model_validate({"path": "x", "caption_suffix": suffix})
 
 
 LONG = [

@@ -29,6 +29,11 @@ WITHOUT_CLIP = "captions_without_clip"
         ("a.mp4 b.mp4 a.txt c.txt", WITHOUT_CLIP, "no clip of the same name: c.txt"),
         ("a.mp4 b.mp4 a_x.txt b_x.txt", WITHOUT_CLIP, "a_x.txt, b_x.txt"),
         ("videos/a.mp4 captions/a_x.txt", WITHOUT_CLIP, "captions/a_x.txt"),
+        (
+            "kitten_b.mp4 c.mp4 d.mp4 e.mp4 kiten_b.txt",
+            WITHOUT_CLIP,
+            "kiten_b.txt (nearly kitten_b)",
+        ),
     ],
 )
 def test_a_caption_that_no_clip_uses_is_reported(
@@ -50,6 +55,7 @@ def test_a_caption_that_no_clip_uses_is_reported(
         "videos/a.mp4 captions/a.txt README.txt",
         "one/a.mp4 two/a.mp4 texts/a.txt",
         "a.mp4 a.txt texts/a.txt",
+        "horse_01.mp4 horse_02.mp4 horse_03.mp4 horse_14.txt",
     ],
 )
 def test_other_text_files_are_not_taken_for_captions(

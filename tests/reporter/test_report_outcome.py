@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from tests.support import reports
-from videotune.reporter.build import summary
+from videotune.reporter.build import summary, warnings
+from videotune.reporter.outcome import status
 from videotune.reporter.read import read_run
 from videotune.runs.run_life import LATE, life
 from videotune.text import moment
@@ -348,6 +349,8 @@ def test_a_fall_that_may_be_chance_is_no_end_of_learning(tmp_path: Path) -> None
     assert "Whether it still falls cannot be told" in said
     assert "falls no further" not in said
     assert "More steps will change little" not in said
+    assert status(tmp_path)["shown_verdict"] == "cannot be told", "as at the terminal"
+    assert status(tmp_path)["verdict"] == "PLATEAU", "the code in --json"
     assert "Keep more clips aside for checking" in said
 
 
@@ -546,3 +549,37 @@ def test_a_budget_of_nothing_has_no_chapter_with_another_reason(tmp_path: Path) 
     page = reports.report(folder)
     assert "Not measured" not in page
     assert "forgetting" not in reports.attributes(page, "id", "section")
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_clips_with_warnings_are_not_said_to_have_that_of_the_first(
+    tmp_path: Path, count: int
+) -> None:
+    account = reports.account()
+    names = []
+    for clip in account["clips"]:
+        clip["warnings"] = []
+    for clip in account["clips"][:count]:
+        clip["warnings"] = ["looks nearly the same as b.mp4"]
+        names.append(Path(clip["path"]).name)
+    reports.write_journal(tmp_path, [reports.start()])
+    reports.write_file(tmp_path, "check.json", account)
+    (line,) = warnings(read_run(tmp_path))["lines"]
+    own = f"{names[0]}: looks nearly the same as b.mp4"
+    expected = (
+        own if count == 1 else f"3 clips have warnings of their own. That of {own}"
+    )
+    assert line == expected
+
+
+def test_a_finished_run_does_not_promise_a_measurement(tmp_path: Path) -> None:
+    """It has no clips kept aside, and its budget allowed no sample metrics."""
+    lines = [reports.start(), reports.step(1)]
+    reports.write_journal(tmp_path, [*lines, {"kind": "end", "step": 1, "why": "done"}])
+    config = reports.config()
+    config["steps"] = 1
+    config["settings"] |= {"sample_metrics": {"budget": 60}}
+    reports.write_file(tmp_path, "config.json", config)
+    reports.write_file(tmp_path, "check.json", reports.account())
+    said = reports.part(reports.report(tmp_path), "verdict")
+    assert "none is measured yet" not in said

@@ -296,11 +296,14 @@ def test_a_note_that_a_warning_of_the_clips_says_already_is_left_out() -> None:
     assert clip_words.without_repeats([slow, mixed], [repeated]) == [mixed]
 
 
+@pytest.mark.parametrize(
+    "names", ["notes.txt", "notes.txt (nearly note)", "notes.txt, z.txt and 2 more"]
+)
 def test_a_text_file_without_a_clip_is_removed_by_a_button(
-    client: Any, cats: projects.Project
+    client: Any, cats: projects.Project, names: str
 ) -> None:
     (cats.folder / "clips/notes.txt").write_text("to do\n")
-    note = "1 caption file has no clip of the same name: notes.txt"
+    note = f"1 caption file has no clip of the same name: {names}"
     check(cats, {"a": {}}, [note], ["captions_without_clip"])
     address = f"/p/{cats.name}/data"
     assert "Remove notes.txt" in client.get(address).text

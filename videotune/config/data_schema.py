@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from videotune.config.fields import (
     CaptionExtension,
+    CaptionSuffix,
     DatasetKind,
     FrameCount,
     Layout,
@@ -106,7 +107,7 @@ class Dataset(Section):
     """
     caption_prefix: str | None = data(None, min_length=1, max_length=2000)
     """text in front of every caption, after which a space is put if it lacks one"""
-    caption_suffix: str | None = data(None, min_length=1, max_length=2000)
+    caption_suffix: CaptionSuffix | None = data(None)
     """text behind every caption; a space is put between, unless it begins with one or
     with punctuation
     """

@@ -2,17 +2,39 @@
 may do with its key.
 """
 
+import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 Share = Annotated[float, Field(ge=0, le=1)]
 FrameCount = Annotated[int, Field(ge=1, le=10_000)]
 DatasetKind = Literal["train", "validation", "regularization"]
 Layout = Literal["chunks", "head", "slide"]
 Resolution = int | str | list[int | str]
-CaptionExtension = Annotated[str, Field(pattern=r"^\.[A-Za-z0-9_]{1,16}$")]
+FILE_ENDING = r"^\.[A-Za-z0-9_]{1,16}$"
+
+CaptionExtension = Annotated[str, Field(pattern=FILE_ENDING)]
+
+
+def no_file_ending(value: str) -> str:
+    """Refuse the ending of caption files as a text behind each caption.
+
+    Raises:
+        ValueError: for such as ``.txt``.
+    """
+    if re.match(FILE_ENDING, value):
+        raise ValueError(
+            f"{value} would be put behind each caption. The ending of the caption files "
+            "is caption_extension"
+        )
+    return value
+
+
+CaptionSuffix = Annotated[
+    str, Field(min_length=1, max_length=2000), AfterValidator(no_file_ending)
+]
 
 
 def word(value: Any) -> Any:

@@ -1,6 +1,8 @@
 """Caption files of a dataset folder that no clip uses, and where they belong."""
 
+import difflib
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +19,12 @@ from videotune.text import counted
 
 LISTED = 3
 """Caption files that a note names."""
+
+NEAR = 0.85
+"""How alike two names are that differ by a slip, as ``difflib`` measures it."""
+
+MAX_COMPARISONS = 100_000
+"""Pairs of names that are compared; they take a second."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +139,11 @@ class UnusedCaptions:
         paths = [path for path in self._orphans() if path not in self._elsewhere]
         if not paths:
             return []
-        names = [self._relative(self._without_clip[path]) for path in paths]
+        names = []
+        for path in paths:
+            name = self._relative(self._without_clip[path])
+            near_clip = self._near_clip(path)
+            names.append(f"{name} (nearly {near_clip})" if near_clip else name)
         has = "has" if len(names) == 1 else "have"
         listing = ", ".join(names[:LISTED])
         if len(names) > LISTED:
@@ -143,8 +155,8 @@ class UnusedCaptions:
         """Return text files without a clip that seem to be captions.
 
         They are in folders called captions, in folders in which at least half of the
-        clips have a text file, or beside at most as many clips that lack one. Other text
-        files are ignored.
+        clips have a text file, beside at most as many clips that lack one, or nearly
+        named as a clip that lacks one. Other text files are ignored.
         """
         clips_in_folder: Counter[str] = Counter()
         captioned_in_folder: Counter[str] = Counter()
@@ -164,9 +176,27 @@ class UnusedCaptions:
             is_captioned = clips > 0 and 2 * lacking <= clips
             is_alike = 1 < lacking <= orphans_in_folder[folder]
             is_captions_folder = "captions" in Path(self._relative(folder)).parts
-            if is_captioned or is_alike or is_captions_folder:
+            is_near = self._near_clip(path) is not None
+            if is_captioned or is_alike or is_captions_folder or is_near:
                 orphans.append(path)
         return orphans
+
+    def _near_clip(self, path: str) -> str | None:
+        """Return the name of the clip without a caption that a text file is nearly named
+        as; None if there is none, or if there are too many names to compare.
+
+        A number tells clips apart, so it must be the same.
+        """
+        name = _stem(path, self.caption_suffix)
+        if len(self._expected_by_stem) * len(self._without_clip) > MAX_COMPARISONS:
+            return None
+        numbers = re.findall(r"\d+", name)
+        names = [
+            other
+            for other in self._expected_by_stem
+            if re.findall(r"\d+", other) == numbers
+        ]
+        return next(iter(difflib.get_close_matches(name, names, 1, NEAR)), None)
 
     def _relative(self, path: str) -> str:
         return path.removeprefix(self.prefix)

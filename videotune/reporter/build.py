@@ -191,10 +191,15 @@ def warnings(run: Run) -> dict[str, Any]:
         lines.append(f"{warning} (step {text.some(steps)})" if steps else warning)
     warned_clips = [clip for clip in run.clips if items(clip.get("warnings"))]
     if warned_clips:
-        clips = text.counted(len(warned_clips), "clip")
         name = Path(str(warned_clips[0].get("path", ""))).name
         first_warning = str(items(warned_clips[0]["warnings"])[0])
-        lines.append(f"{clips} with a warning, such as {name}: {first_warning}")
+        if len(warned_clips) == 1:
+            lines.append(f"{name}: {first_warning}")
+        else:
+            count = text.plain(len(warned_clips))
+            lines.append(
+                f"{count} clips have warnings of their own. That of {name}: {first_warning}"
+            )
     return {"lines": lines}
 
 

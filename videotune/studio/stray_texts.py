@@ -22,7 +22,8 @@ routes = APIRouter()
 NOTE = "captions_without_clip"
 """The code of the note that names them."""
 
-_REST = re.compile(r" and \d+ more$")
+_NO_NAMES = re.compile(r" and \d+ more$| \(nearly [^()]*\)")
+"""What the note says of the files besides their names."""
 
 
 def stray_texts(project: Project, rows: Collection[ClipRow]) -> list[str]:
@@ -53,7 +54,7 @@ def with_strays(
     if not stray_notes:
         return notes, []
 
-    listing = _REST.sub("", stray_notes[0].rpartition(": ")[2]).split(", ")
+    listing = _NO_NAMES.sub("", stray_notes[0].rpartition(": ")[2]).split(", ")
     strays = [
         path for path in stray_texts(project, rows) if path.partition("/")[2] in listing
     ]

@@ -41,18 +41,20 @@ def is_unproven(verdict: VerdictLine, changed_at: int = 0) -> bool:
     """Whether the first reading, the base model's unless the clips changed, is as good as
     the best step, by the test of chance: what was learnt is then not shown.
     """
+    if verdict.get("best_step") == changed_at:
+        return False
     as_good = verdict.get("as_good")
-    begins_with_first = isinstance(as_good, list) and as_good[:1] == [changed_at]
-    return begins_with_first and verdict.get("best_step") != changed_at
+    return isinstance(as_good, list) and as_good[:1] == [changed_at]
 
 
 def is_undecided(verdict: VerdictLine) -> bool:
     """Whether the latest reading is the lowest although its fall may be chance: whether
     the error still falls is then not known.
     """
+    if verdict.get("turned"):
+        return False
     best_step = verdict.get("best_step")
-    is_latest = bool(best_step) and best_step == verdict.get("step")
-    return is_latest and not verdict.get("turned")
+    return bool(best_step) and best_step == verdict.get("step")
 
 
 def step_of_change(readings: Sequence[Mapping[str, Any]]) -> int:
@@ -64,7 +66,9 @@ def step_of_change(readings: Sequence[Mapping[str, Any]]) -> int:
     Args:
         readings: the validations of the latest set.
     """
-    first_step = readings[0].get("step") if readings else 0
+    if not readings:
+        return 0
+    first_step = readings[0].get("step")
     return first_step if isinstance(first_step, int) else 0
 
 
