@@ -26,6 +26,7 @@ WITHOUT_CLIP = "captions_without_clip"
         ("videos/a.mp4 caption/a.TXT", ELSEWHERE, "move caption/a.TXT to captions"),
         ("a.mp4 a.mp4.txt", ELSEWHERE, "rename a.mp4.txt to a.txt"),
         ("a.mp4 a.caption", ELSEWHERE, "--set datasets.caption_extension=.caption"),
+        ("a.mp4 b.mp4 a.caption b.txt", ELSEWHERE, "end with .txt: rename it"),
         ("a.mp4 b.mp4 a.txt c.txt", WITHOUT_CLIP, "no clip of the same name: c.txt"),
         ("a.mp4 b.mp4 a_x.txt b_x.txt", WITHOUT_CLIP, "a_x.txt, b_x.txt"),
         ("videos/a.mp4 captions/a_x.txt", WITHOUT_CLIP, "captions/a_x.txt"),

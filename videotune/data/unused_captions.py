@@ -114,7 +114,10 @@ class UnusedCaptions:
         ]
 
     def _other_suffix_notes(self) -> list[str]:
-        """Report caption files with a suffix that the dataset does not set."""
+        """Report caption files with a suffix that the dataset does not set.
+
+        They are renamed where other clips have captions with the suffix that is set.
+        """
         count_by_suffix: Counter[str] = Counter()
         for path in self.files if self._expected_by_stem else ():
             stem, suffix = os.path.splitext(path)
@@ -128,9 +131,14 @@ class UnusedCaptions:
             return []
         suffix, count = count_by_suffix.most_common(1)[0]
         files = "1 caption file ends" if count == 1 else f"{count} caption files end"
+        has_captions = any(clip.caption_file is not None for clip in self.clips)
+        if has_captions:
+            remedy = f"rename {'it' if count == 1 else 'them'}"
+        else:
+            remedy = f"--set datasets.caption_extension={suffix} reads them"
         text = (
             f"{files} with {suffix}, and captions are looked for in files that end with "
-            f"{self.caption_suffix}: --set datasets.caption_extension={suffix} reads them"
+            f"{self.caption_suffix}: {remedy}"
         )
         return [Remark("captions_elsewhere", text)]
 
