@@ -24,7 +24,7 @@ from rich.text import Text
 from videotune import files
 from videotune.errors import printable
 from videotune.files import size_text as size  # noqa: F401  (for commands)
-from videotune.text import duration
+from videotune.text import time_left
 
 _tables: ContextVar[dict[str, list[dict[str, Any]]] | None] = ContextVar(
     "tables", default=None
@@ -345,7 +345,7 @@ class Bar:
 
         parts = [text] if isinstance(text, str) else list(text)
         if self._progress is not None:
-            left = f"{duration(round(seconds_left))} left" if is_known else ""
+            left = f"{time_left(seconds_left)} left" if is_known else ""
             if self._task is None:
                 self._task = self._progress.add_task(
                     self._title, total=total, parts=parts, left=""
@@ -361,7 +361,7 @@ class Bar:
             self._printed = now
             line = [f"{self._title}: {done}/{total}", *filter(None, parts)]
             if done < total and is_known:
-                line.append(f"{duration(round(seconds_left))} left")
+                line.append(f"{time_left(seconds_left)} left")
             echo("  ".join(line))
 
     def close(self) -> None:

@@ -84,6 +84,11 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def time_left(seconds: float) -> str:
+    """Return a time that is left as text, in whole seconds: it is an estimate."""
+    return duration(max(1, round(seconds)))
+
+
 def rough_duration(hours: float) -> str:
     """Return a time that is calculated and not measured, no finer than it is known: to 5
     minutes, half an hour, or from five hours on an hour.

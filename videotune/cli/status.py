@@ -19,10 +19,10 @@ from videotune.text import (
     ONLY_FOR_TOY,
     as_argument,
     counted,
-    duration,
     memory_size,
     plain,
     some,
+    time_left,
 )
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _show_runs(runs: Sequence[RunOverview]) -> None:
     rows = []
     for run in runs:
         steps = "?" if run.steps is None else run.steps
-        left = "" if run.seconds_left is None else duration(run.seconds_left)
+        left = "" if run.seconds_left is None else time_left(run.seconds_left)
         verdict = run.shown_verdict
         if run.verdict and run.verdict_parts:
             parts = [

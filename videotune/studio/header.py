@@ -12,7 +12,7 @@ from videotune.studio.failures import newest_training, open_failure
 from videotune.studio.projects import find_project, list_projects
 from videotune.studio.status import process_progress, read_live
 from videotune.studio.web import PageContext, Regions, render
-from videotune.text import duration
+from videotune.text import time_left
 
 QUEUE_FOLDER = ".queue"
 """Folder of the queue below the projects' folder; hidden, so it is not taken for a
@@ -58,7 +58,7 @@ def _entry_row(entry: queued.QueueEntry) -> dict[str, Any]:
         if run_progress.total and run_progress.done:
             row["share"] = run_progress.done / run_progress.total
         if run_progress.left is not None:
-            row["left"] = duration(run_progress.left)
+            row["left"] = time_left(run_progress.left)
         row["loss"] = run_progress.loss
     return row
 

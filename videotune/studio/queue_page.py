@@ -38,7 +38,7 @@ from videotune.studio.web import (
     render,
     reply,
 )
-from videotune.text import duration
+from videotune.text import time_left
 
 routes = APIRouter()
 
@@ -391,7 +391,7 @@ def board(page: PageContext) -> str:
         life=life,
         best=best_validation_loss,
         far=lambda entry: process_progress(read_live(entry.run), entry.job),
-        duration=duration,
+        time_left=time_left,
     )
 
 

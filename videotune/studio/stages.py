@@ -27,7 +27,7 @@ from videotune.studio.status import process_progress
 from videotune.studio.trained_model import trained_model
 from videotune.studio.verdict import plan_verdict
 from videotune.studio.web import PageContext, Regions, render
-from videotune.text import counted, duration, plain
+from videotune.text import counted, duration, plain, time_left
 
 StageState = Literal["done", "open", "blocked", "busy"]
 """Open: the user has something to do. Blocked: what is there cannot be used as it is.
@@ -371,7 +371,7 @@ def _stages_of_run(name: str, state: StateOfRun) -> Iterator[Stage]:
         if done.total and code != "queued":
             text += f", step {plain(done.done)} of {plain(done.total)}"
         if done.left and code == "running" and mapping(run.life)["state"] == "training":
-            text += f", {duration(max(1, round(done.left)))} left"
+            text += f", {time_left(done.left)} left"
         yield Stage("run", "busy", text, "train", "Watch it train", name, part="r-run")
         yield Stage("result", "open", "after the run", "results", run=name)
         return
