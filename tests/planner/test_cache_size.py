@@ -10,10 +10,13 @@ from tests.support.clips import noise, write_dataset
 from tests.support.trainers import Lab, job_of, overrides_of
 from videotune.commands.cache import cache, list_cache
 from videotune.job.overrides import Overrides
-from videotune.planner.cache_size import cache_size, encoding_seconds
+from videotune.latent_cache.conditions import SeparateCondition
+from videotune.model_spec import SoundRules
+from videotune.planner.cache_size import cache_size, condition_bytes, encoding_seconds
 from videotune.planner.gpus import find_card
 from videotune.planner.plan import make_plan
 from videotune.planner.simulation import bytes_by_window
+from videotune.types import ClipShape
 
 CONDITIONS = [
     {"type": "last_frame", "probability": 0.3},
@@ -122,3 +125,15 @@ def test_seconds_follow_from_pixels_and_the_rate_of_float32() -> None:
     assert seconds == pytest.approx(2e13 / (0.4 * card.flops / 2))
     assert encoding_seconds(10**9, 2e4, card, is_cpu=True) == seconds / 2
     assert encoding_seconds(0, 2e4, card) == 0
+
+
+def test_the_sound_of_a_condition_has_the_latents_of_its_seconds(lab: Lab) -> None:
+    """Three seconds at 25 latents a second, of 8 numbers of 4 bytes."""
+    job = job_of(lab)
+    window = replace(
+        job.library.windows[0], shape=ClipShape(75, 32, 32, 25.0, sound=True)
+    )
+    sound = SoundRules(16_000, 25.0, 8, lora_targets={}, modules=(), idle_paths={})
+    spec = replace(job.spec, sound=sound)
+    sample = SeparateCondition(window, 0, "sound")
+    assert condition_bytes(sample, spec) == 75 * 8 * 4
