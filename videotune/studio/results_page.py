@@ -29,6 +29,7 @@ from videotune.studio import (
     train_page,
     trash,
 )
+from videotune.studio.data_changes import changes_since
 from videotune.studio.downloads import COMPARISON, download_name
 from videotune.studio.field_errors import FieldError, at_field
 from videotune.studio.projects import find_project, inside, texts
@@ -118,8 +119,14 @@ def result(page: PageContext) -> str:
         download_name=partial(download_name, page.current_project),
         is_older=is_older,
         clip_changes=stages.clip_changes(page.current_project, state),
-        newer_run=is_older and stages.run_with_settings_of_now(page, run_data["name"]),
+        run_of_now=stages.run_with_settings_of_now(page, run_data["name"]),
+        has_clips_of_now=partial(_has_clips_of_now, page),
     )
+
+
+def _has_clips_of_now(page: PageContext, other_run: stages.RunOfNow) -> bool:
+    """Return whether the clips are still those of a run that was given them."""
+    return not changes_since(page.current_project, other_run.state[0])
 
 
 def _comfyui_folder(page: PageContext) -> tuple[Path | None, str]:
