@@ -11,7 +11,12 @@ from videotune.config.nested_keys import flatten
 from videotune.errors import VideotuneError
 from videotune.queue.entries import QueueEntry
 from videotune.queue.jobs import QueuedJob
-from videotune.reporter.outcome import FINISHED_STATES
+from videotune.reporter.outcome import (
+    FINISHED_STATES,
+    is_result_next,
+    recommended_checkpoint,
+)
+from videotune.reporter.previews import exports_of_step
 from videotune.reporter.read import Run, mapping
 from videotune.studio import clip_row, clip_words, clips, gpu, projects, run_states
 from videotune.studio.clip_row import ClipRow
@@ -431,7 +436,9 @@ def _stages_of_run(name: str, state: StateOfRun) -> Iterator[Stage]:
         yield Stage("result", "open", "after the run", "results", run=name)
         return
 
-    if code not in FINISHED_STATES:
+    latest = run.last("verdict")
+    step, _ = recommended_checkpoint(run, latest)
+    if not is_result_next(code, latest, step):
         action = "See why it failed" if code == "failed" else f"Go to Resume of {name}"
         if code != "failed":
             text = f"{name}: {_stopped_text(state)}"
@@ -439,21 +446,23 @@ def _stages_of_run(name: str, state: StateOfRun) -> Iterator[Stage]:
         yield Stage("result", "open", "after the run", "results", run=name)
         return
 
+    if code not in FINISHED_STATES:
+        text = f"{name}: {_stopped_text(state)}, more steps make it worse"
     yield Stage("run", "done", text, "train", run=name)
-    export_count = len(run.exports or ())
-    result_text = (
-        f"{counted(export_count, 'file')} written" if export_count else "no file"
-    )
-    if export_count:
+    yield _stage_of_result(name, run, step)
+
+
+def _stage_of_result(name: str, run: Run, step: int | None) -> Stage:
+    """Return how the files of the recommended checkpoint stand."""
+    file_count = len(exports_of_step(run, step))
+    if file_count:
+        text = f"{counted(file_count, 'file')} written"
         action = "Go to the LoRA"
-        yield Stage(
-            "result", "done", result_text, "results", action, name, part="r-result"
-        )
-    else:
-        action = "Write the file"
-        yield Stage(
-            "result", "open", result_text, "results", action, name, part="r-result"
-        )
+        return Stage("result", "done", text, "results", action, name, part="r-result")
+
+    text = "no file" if step is None else f"no file of step {plain(step)}"
+    action = "Write the file"
+    return Stage("result", "open", text, "results", action, name, part="r-result")
 
 
 def no_run(page: PageContext) -> str:
