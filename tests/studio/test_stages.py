@@ -216,6 +216,17 @@ def test_a_run_that_more_steps_make_worse_offers_its_recommended_checkpoint(
     assert "<span>Resume</span>" in state
 
 
+def test_a_checkpoint_before_the_last_one_is_not_called_the_last(
+    client: Any, cats: Project
+) -> None:
+    run = overfitting_run(cats.folder / "runs" / "run-1")
+    for step in (60, 120):
+        (run / f"checkpoints/step-{step}/COMPLETE").touch()
+    text = visible_text(client.get("/p/cats/results?run=run-1").text)
+    assert "Its error on clips kept aside was the lowest." in text
+    assert "It is the last one" not in text
+
+
 def test_a_stopped_run_that_still_learns_is_resumed(
     client: Any, cats: Project, small_clips: Path
 ) -> None:
