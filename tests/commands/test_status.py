@@ -11,7 +11,15 @@ import jsonschema
 import pytest
 
 from tests.support.command_line import run
-from tests.support.reports import full_run, start, step, write_file, write_journal
+from tests.support.reports import (
+    export_step,
+    full_run,
+    overfitting_run,
+    start,
+    step,
+    write_file,
+    write_journal,
+)
 from videotune.cli.train import show_training
 from videotune.commands.status import runs_below
 from videotune.commands.train import TrainResult
@@ -278,3 +286,38 @@ def test_a_stopped_run_says_what_happened_and_what_is_saved(
     expected = "step 40 is saved" if saves else "nothing is saved yet"
     assert expected in printed
     assert f"next: videotune resume {stopped}" in printed
+
+
+@pytest.mark.parametrize("why", ["stopped", "interrupted", "early"])
+def test_a_run_that_more_steps_make_worse_goes_on_with_its_recommended_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], why: str
+) -> None:
+    folder = overfitting_run(tmp_path / "run", why)
+    (folder / "checkpoints/step-120" / MARKER).write_text("{}")
+    (row,) = status_of(tmp_path, capsys)["runs"]
+    assert row["recommended"] == 60
+    assert row["next"] == f"videotune export {folder} --step 60"
+
+    export_step(folder, 120)
+    (row,) = status_of(tmp_path, capsys)["runs"]
+    assert row["next"] == f"videotune export {folder} --step 60", "of another step"
+    export_step(folder, 60)
+    (row,) = status_of(tmp_path, capsys)["runs"]
+    assert row["next"] == f'videotune sample {folder} --step 60 --prompt "…"'
+
+    assert run("status", folder) == DONE
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "recommended, for ComfyUI" in printed
+    if why != "early":
+        assert "a resume goes on from there; more steps on these clips" in printed
+
+
+def test_a_run_that_failed_after_it_copied_is_diagnosed_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = overfitting_run(tmp_path / "run")
+    journal = (folder / "journal.jsonl").read_text(encoding="utf-8").splitlines()
+    (folder / "journal.jsonl").write_text("\n".join(journal[:-1]) + "\n")
+    beat(folder, "ended", pid=2**22 + 1)
+    (row,) = status_of(tmp_path, capsys)["runs"]
+    assert row["next"] == f"videotune doctor {folder}"

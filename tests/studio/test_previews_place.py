@@ -93,7 +93,7 @@ def test_a_tried_prompt_is_followed_below_its_button(
     text = client.get(f"{CATS}/results", params={"run": "run-1"}).text
     place = text.split('id="r-trying"')[1].split("</section>")[0]
     (folder,) = (cats.folder / "tries/run-1").iterdir()
-    assert "Waits: another command" in place
+    assert "Begins in a moment" in place
     assert f'href="#try-{folder.name}"' in place
     assert f'id="try-{folder.name}"' in text, "the link leads to its tile"
     (folder / "video.mp4").write_bytes(b"")
@@ -131,7 +131,7 @@ def test_an_export_is_followed_below_its_button(
     assert len(queued.entries(queue_page.queue_folder(cats.folder.parent))) == 1
     text = client.get(f"{CATS}/results", params={"run": "run-1"}).text
     assert (
-        "Waits: another command"
+        "Writing files begins in a moment"
         in text.split('id="r-exporting"')[1].split("</section>")[0]
     )
 

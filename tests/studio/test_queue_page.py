@@ -183,9 +183,12 @@ def test_a_run_has_its_own_entries_whatever_its_name(
         assert training is not None
         assert training.run.name == run
     job = jobs.start(queue, "sample", ["wait", "x", "--timeout", "0"], sample)
-    (about,) = queue_page.jobs_about(tmp_path, cats, "a", "sample")
+    of_run = queue_page.shown_entries(tmp_path, cats, "a")
+    (about,) = [entry.job for entry in of_run if entry.kind == "sample"]
+    assert about is not None
     assert about.folder == job.folder
-    assert queue_page.jobs_about(tmp_path, cats, "a--sample-1", "sample") == []
+    of_other = queue_page.shown_entries(tmp_path, cats, "a--sample-1")
+    assert [entry.kind for entry in of_other] == ["train"]
     wait_until(lambda: not jobs.read_job(job.folder).is_running)
 
     assert client.post("/p/cats/run/remove", data={"run": "a"}).status_code == 204

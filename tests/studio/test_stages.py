@@ -13,7 +13,13 @@ from typing import Any
 
 import pytest
 
-from tests.support.reports import full_run, visible_text, write_file
+from tests.support.reports import (
+    export_step,
+    full_run,
+    overfitting_run,
+    visible_text,
+    write_file,
+)
 from tests.support.studio_fuzz import PLAN
 from videotune.queue import entries
 from videotune.studio import (
@@ -179,6 +185,61 @@ def test_a_run_that_has_ended_offers_its_result(
     assert action_of(cats) == "See the plan"
     assert stages_of(cats)["run"].state == "open"
     assert stages_of(cats)["run"].text == "settings changed since run-1"
+
+
+@pytest.mark.parametrize("why", ["stopped", "early"])
+def test_a_run_that_more_steps_make_worse_offers_its_recommended_checkpoint(
+    client: Any, cats: Project, small_clips: Path, why: str
+) -> None:
+    add_clip(cats, small_clips, "a ball")
+    projects.update(cats, preset="toy")
+    run = overfitting_run(cats.folder / "runs" / "run-1", why)
+    assert action_of(cats) == "Write the file"
+    result = stages_of(cats)["result"]
+    assert result.text == "no file of step 60"
+    assert result.address(cats) == "/p/cats/results?run=run-1#r-result"
+    if why == "stopped":
+        assert "stopped at step 120 of 1,500" in stages_of(cats)["run"].text
+
+    export_step(run, 120)
+    assert action_of(cats) == "Write the file", "the file is of another step"
+    export_step(run, 60)
+    assert action_of(cats) == ""
+    assert stages_of(cats)["result"].action == "Go to the LoRA"
+
+    # The filled button leads to the checkpoint; Resume is a plain one.
+    page = client.get("/p/cats/train?run=run-1").text
+    state = page.split('id="state-title"')[1].split("</section>")[0]
+    filled = re.findall(r'class="btn primary".*?<span>(.*?)</span>', state)
+    assert filled == ["Go to step 60"]
+    assert 'href="/p/cats/results?run=run-1#r-result"' in state
+    assert "<span>Resume</span>" in state
+
+
+def test_a_checkpoint_before_the_last_one_is_not_called_the_last(
+    client: Any, cats: Project
+) -> None:
+    run = overfitting_run(cats.folder / "runs" / "run-1")
+    for step in (60, 120):
+        (run / f"checkpoints/step-{step}/COMPLETE").touch()
+    text = visible_text(client.get("/p/cats/results?run=run-1").text)
+    assert "Its error on clips kept aside was the lowest." in text
+    assert "It is the last one" not in text
+
+
+def test_a_stopped_run_that_still_learns_is_resumed(
+    client: Any, cats: Project, small_clips: Path
+) -> None:
+    add_clip(cats, small_clips, "a ball")
+    projects.update(cats, preset="toy")
+    run = overfitting_run(cats.folder / "runs" / "run-1")
+    journal = run / "journal.jsonl"
+    text = journal.read_text(encoding="utf-8")
+    journal.write_text(text.replace("OVERFITTING", "LEARNING"), encoding="utf-8")
+    assert action_of(cats) == "Go to Resume of run-1"
+    page = client.get("/p/cats/train?run=run-1").text
+    assert "take-result" not in page
+    assert re.search(r'class="btn primary" hx-post="/p/cats/run/resume"', page)
 
 
 def test_a_run_that_waits_has_not_made_its_plan_yet(

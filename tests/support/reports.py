@@ -333,3 +333,35 @@ def full_run(folder: Path) -> Path:
     for name, value in (("config", config()), ("check", account()), ("plan", plan())):
         write_file(folder, f"{name}.json", value)
     return folder
+
+
+def overfitting_run(folder: Path, why: str = "stopped") -> Path:
+    """A run that copied its clips from step 60 on, and has ended at step 120 of 1500
+    without a file.
+    """
+    full_run(folder)
+    verdict = {
+        "kind": "verdict",
+        "step": 120,
+        "verdict": "OVERFITTING",
+        "reason": "the clips are being copied",
+        "best_step": 60,
+        "best": 0.8,
+        "turned": True,
+    }
+    end = {"kind": "end", "step": 120, "why": why}
+    journal = folder / "journal.jsonl"
+    lines = journal.read_text(encoding="utf-8").splitlines()
+    records = [json.loads(line) for line in lines if '"end"' not in line]
+    write_journal(folder, [*records, verdict, end])
+    write_file(folder, "config.json", {"steps": 1500})
+    write_file(folder, "exports.json", [])
+    return folder
+
+
+def export_step(folder: Path, step: int) -> None:
+    """Add the file of a step to those that a run has exported."""
+    path = f"export/run-step-{step:06d}-comfyui.safetensors"
+    (folder / path).write_bytes(b"weights")
+    rows = json.loads((folder / "exports.json").read_text(encoding="utf-8"))
+    write_file(folder, "exports.json", [*rows, {"format": "comfyui", "path": path}])

@@ -127,10 +127,10 @@ def _show_runs(runs: Sequence[RunOverview]) -> None:
         program = "diffusers and others"
         if "-comfyui" in path.name:
             program = f"ComfyUI{place_of(path.name)}"
-        is_recommended = newest.is_finished and newest.is_recommended(step)
+        is_recommended = newest.takes_result and newest.is_recommended(step)
         mark = "recommended, " if is_recommended else "exported, "
         print(f"{mark}for {program}: {path}")
-    is_named = newest.is_finished and newest.recommended is not None
+    is_named = newest.takes_result and newest.recommended is not None
     if is_named and newest.recommended_why:
         tell(f"step {newest.recommended} is recommended: {newest.recommended_why}")
     if newest.exports and newest.is_toy:

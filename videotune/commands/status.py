@@ -19,11 +19,12 @@ from videotune.files import near_paths
 from videotune.reporter.outcome import (
     FINISHED_STATES,
     RUNNING_STATES,
+    is_result_next,
     reason_without_verdict,
     recommended_checkpoint,
     status,
 )
-from videotune.reporter.previews import step_in
+from videotune.reporter.previews import existing_exports
 from videotune.reporter.progress import progress
 from videotune.reporter.read import mapping, number, read_run
 from videotune.reporter.restarts import Restart, restarts_of
@@ -98,11 +99,6 @@ class RunOverview:
         """Whether an exported file is of the recommended checkpoint."""
         return step is not None and step == self.recommended
 
-    @property
-    def is_finished(self) -> bool:
-        """Whether the run has come to its end, so that a checkpoint can be chosen."""
-        return self.state in FINISHED_STATES
-
     restarts: tuple[Restart, ...] = ()
     """How the run went on after it began."""
 
@@ -123,6 +119,9 @@ class RunOverview:
     saved_step: int | None = None
     """The step of the newest checkpoint; None if there is none."""
 
+    takes_result: bool = False
+    """Whether the user goes on with the recommended checkpoint, as after the end."""
+
     @property
     def is_stopped(self) -> bool:
         """Whether no process works on the run, and it has not come to its end."""
@@ -136,6 +135,8 @@ class RunOverview:
             kept = "nothing is saved yet, so a resume begins at step 0"
         else:
             kept = f"step {self.saved_step} is saved, and a resume goes on from there"
+        if self.takes_result:
+            kept += "; more steps on these clips make it worse"
         return f"stopped at step {self.step}{total} ({self.why.removeprefix('ended: ')}); {kept}"
 
     @property
@@ -144,10 +145,12 @@ class RunOverview:
         folder = shlex.quote(str(self.run))
         if self.state in RUNNING_STATES:
             return f"videotune wait {folder}"
-        if self.state in FINISHED_STATES:
+        if self.takes_result:
             step = "" if self.recommended is None else f" --step {self.recommended}"
-            exported_steps = {step for _, step in self.exports}
-            if exported_steps & {None, self.recommended}:
+            takes_any = self.recommended is None
+            if any(
+                takes_any or at in (None, self.recommended) for _, at in self.exports
+            ):
                 return f'videotune sample {folder}{step} --prompt "…"'
             return f"videotune export {folder}{step}"
         if self.state == "failed":
@@ -237,12 +240,13 @@ def overview(run: Path) -> RunOverview:
     """Return how a run stands."""
     facts = status(run)
     seconds_left = None
-    exports = []
+    exports: list[tuple[Path, int | None]] = []
     restarts: list[Restart] = []
     is_toy = False
     recommended_why = ""
     no_verdict = ""
     samples = None
+    takes_result = False
     if any((run / name).is_file() for name in RUN_FILES):
         contents = read_run(run)
         restarts = restarts_of(contents)
@@ -253,10 +257,9 @@ def overview(run: Path) -> RunOverview:
             no_verdict = reason_without_verdict(contents)
         if facts["state"] in RUNNING_STATES:
             seconds_left = progress(contents).left
-        for record in contents.exports or ():
-            path = run / str(record.get("path"))
-            if path.exists():
-                exports.append((path, step_in(record)))
+        exports = existing_exports(contents)
+        latest = contents.last("verdict")
+        takes_result = is_result_next(facts["state"], latest, facts["recommended"])
 
     recommended = facts["recommended"]
     exports.sort(key=lambda export: export[1] != recommended)
@@ -280,6 +283,7 @@ def overview(run: Path) -> RunOverview:
         no_verdict=no_verdict,
         samples=samples,
         saved_step=_saved_step(run),
+        takes_result=takes_result,
     )
 
 

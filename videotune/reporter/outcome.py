@@ -23,7 +23,12 @@ from videotune.runs.run_life import life
 from videotune.sampling.picture_faults import faulty_kinds, remark_at
 from videotune.text import as_argument, moment, plain
 from videotune.validation.frontier import kept_by_step, weigh_kept
-from videotune.validation.overfitting import LAST_STEP, recent_readings, recommend
+from videotune.validation.overfitting import (
+    LAST_STEP,
+    OVERFITTING,
+    recent_readings,
+    recommend,
+)
 from videotune.validation.verdict_words import (
     share_reference,
     shown_word,
@@ -127,7 +132,8 @@ def _dead_state(beat: Fields) -> RunState:
 def status(run: Path) -> dict[str, Any]:
     """Return state, steps, verdict and recommended step of a run folder.
 
-    The state is absent, running, paused, done, early, stopped, failed, dead or no end.
+    The state is absent, running, paused, done, early, stopped, interrupted, failed, dead
+    or no end.
     """
     has_run = any((run / name).is_file() for name in ("config.json", "journal.jsonl"))
     if not has_run:
@@ -333,6 +339,21 @@ def recommended_checkpoint(run: Run, latest: Record) -> tuple[int | None, str]:
         return None, ""
     step, reason = weigh_kept(choice, held_out, kept_by_step(run.journal), saved)
     return step, reason or why
+
+
+def is_result_next(state: str, latest: Record, recommended: int | None) -> bool:
+    """Return whether the user goes on with the recommended checkpoint of a run that has no
+    process: it has ended as it should, or more steps would make it worse.
+
+    Args:
+        state: of ``status``.
+        latest: the latest verdict of the run.
+        recommended: the step of the recommended checkpoint.
+    """
+    if state in FINISHED_STATES:
+        return True
+    is_stopped = state not in (*RUNNING_STATES, "failed", "absent")
+    return is_stopped and latest["verdict"] == OVERFITTING and bool(recommended)
 
 
 def grounds(run: Run) -> dict[str, Any]:

@@ -162,6 +162,29 @@ def step_in(entry: Record) -> int | None:
     return int(match[1]) if match else None
 
 
+def existing_exports(run: Run) -> list[tuple[Path, int | None]]:
+    """Return the files that a run has exported and that are still there, each with the
+    step in its name.
+    """
+    exports = []
+    for entry in run.exports or ():
+        path = run.folder / str(entry.get("path"))
+        if path.exists():
+            exports.append((path, step_in(entry)))
+    return exports
+
+
+def exports_of_step(run: Run, step: int | None) -> list[Path]:
+    """Return the exported files of a checkpoint, with those that name no step; all of them
+    if ``step`` is None.
+    """
+    return [
+        path
+        for path, file_step in existing_exports(run)
+        if step is None or file_step in (None, step)
+    ]
+
+
 def exported_steps(run: Run) -> set[float]:
     """Return the steps whose checkpoints were exported."""
     steps = [step_in(entry) for entry in run.exports or ()]

@@ -52,7 +52,8 @@ restarted all the time.
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}")
 
-_lock = RLock()
+queue_lock = RLock()
+"""Held from a look at the queue to the change that follows from it."""
 
 
 def queue_folder(root: Path) -> Path:
@@ -115,14 +116,6 @@ def run_job(root: Path, project: Project, run: str) -> QueuedJob | None:
     return jobs.latest(project.folder, "train", run)
 
 
-def jobs_about(root: Path, project: Project, run: str, kind: str) -> list[QueuedJob]:
-    """Return the processes of a kind (sample, export, …) about a run, newest first."""
-    entries = shown_entries(root, project, run)
-    names = {entry.name for entry in entries if entry.kind == kind}
-    all_jobs = jobs.all_jobs(queue_folder(root), kind)
-    return [job for job in all_jobs if job.about in names]
-
-
 def run_folder(project: Project, run: str) -> Path:
     """Return the folder of a project's run; VideotuneError if the name is invalid."""
     if not RUN_NAME.fullmatch(run):
@@ -163,7 +156,7 @@ def submit(
     """
     queue = queue_folder(root)
     folder = run_folder(project, run)
-    with _lock:
+    with queue_lock:
         all_entries = queued.entries(queue)
         taken_names = {entry.name for entry in all_entries}
         entry = None
@@ -236,7 +229,7 @@ def queue_run(
             licence is not accepted.
     """
     refuse_open_licence(project)
-    with _lock:
+    with queue_lock:
         entries = project_entries(root, project)
         if not title:
             run = _run_of_first_click(entries)
@@ -302,7 +295,7 @@ def ensure_worker(root: Path) -> None:
     if not any(entry.state == "waiting" for entry in queued.entries(queue)):
         return
 
-    with _lock:
+    with queue_lock:
         worker = jobs.latest(queue, "queue")
         if worker is not None:
             age = abs(time.time() - worker.started)  # the clock may have been set back

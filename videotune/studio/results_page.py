@@ -29,6 +29,7 @@ from videotune.studio import (
     train_page,
     trash,
 )
+from videotune.studio.data_changes import changes_since
 from videotune.studio.downloads import COMPARISON, download_name
 from videotune.studio.field_errors import FieldError, at_field
 from videotune.studio.projects import find_project, inside, texts
@@ -46,6 +47,14 @@ from videotune.studio.result_files import (
     use_of_file,
 )
 from videotune.studio.run_states import selected_run
+from videotune.studio.run_work import (
+    RunExport,
+    ahead_of,
+    export,
+    export_at,
+    exports_of,
+    is_queued_already,
+)
 from videotune.studio.settings import read_settings
 from videotune.studio.shown_samples import preview_of, sample_groups
 from videotune.studio.sound_settings import prompt_files
@@ -101,6 +110,7 @@ def result(page: PageContext) -> str:
         samples=sample_findings(run.journal, step),
         losses=dict(run.held_out_losses),
         works=_output_jobs(page, run_data["name"]),
+        export=export_at(exports_of(page, run_data["name"]), step),
         there=[name for name in RUN_FILES if (run.folder / name).is_file()],
         use=use(run),
         comfyui=comfyui,
@@ -109,8 +119,14 @@ def result(page: PageContext) -> str:
         download_name=partial(download_name, page.current_project),
         is_older=is_older,
         clip_changes=stages.clip_changes(page.current_project, state),
-        newer_run=is_older and stages.run_with_settings_of_now(page, run_data["name"]),
+        run_of_now=stages.run_with_settings_of_now(page, run_data["name"]),
+        has_clips_of_now=partial(_has_clips_of_now, page),
     )
+
+
+def _has_clips_of_now(page: PageContext, other_run: stages.RunOfNow) -> bool:
+    """Return whether the clips are still those of a run that was given them."""
+    return not changes_since(page.current_project, other_run.state[0])
 
 
 def _comfyui_folder(page: PageContext) -> tuple[Path | None, str]:
@@ -146,7 +162,7 @@ def summary(page: PageContext) -> str:
         there=[name for name in RUN_FILES if (run.folder / name).is_file()],
         files=files,
         comfyui_files=comfyui_files(files),
-        exporting_steps=_exporting_steps(page, run_data["name"]),
+        comfyui_exports=_comfyui_exports(page, run_data["name"]),
         has_login=get_token() is not None,
         download_name=partial(download_name, page.current_project),
         use=use(run),
@@ -156,27 +172,22 @@ def summary(page: PageContext) -> str:
     )
 
 
-def _exporting_steps(page: PageContext, run_name: str) -> set[int]:
-    """Return the steps whose files are being written, or wait for their turn."""
-    steps = set()
-    for entry in queue_page.shown_entries(page.root, page.current_project, run_name):
-        is_active = entry.state in ("waiting", "running")
-        if entry.kind == "export" and is_active and "--step" in entry.arguments:
-            position = entry.arguments.index("--step")
-            steps.add(int(entry.arguments[position + 1]))
-    return steps
+def _comfyui_exports(page: PageContext, run_name: str) -> dict[int | None, RunExport]:
+    """Return the exports for ComfyUI that wait or run, by the step of the checkpoint."""
+    return {
+        queued.step: queued
+        for queued in exports_of(page, run_name)
+        if queued.is_active and "comfyui" in queued.formats
+    }
 
 
 def _output_jobs(page: PageContext, run_name: str) -> dict[str, jobs.QueuedJob | None]:
-    """Return the last job of each kind that writes outputs of a run."""
-    project = page.current_project
-    job_by_kind = {
-        kind: jobs.latest(project.folder, kind, run_name)
+    """Return the last job of each kind that writes outputs of a run at once."""
+    folder = page.current_project.folder
+    return {
+        kind: jobs.latest(folder, kind, run_name)
         for kind in ("publish", "card", "report")
     }
-    exports = queue_page.jobs_about(page.root, project, run_name, "export")
-    job_by_kind["export"] = exports[0] if exports else None
-    return job_by_kind
 
 
 def export_formats(run: Run) -> tuple[str, ...]:
@@ -238,25 +249,22 @@ def trying(page: PageContext) -> str:
         return ""
 
     rows, _ = _read_tries(page, name)
-    return render("results_trying", project=page.current_project, rows=rows[:1])
+    newest = rows[:1]
+    ahead = ahead_of(page, newest[0][2]) if newest else []
+    return render(
+        "results_trying", project=page.current_project, rows=newest, ahead=ahead
+    )
 
 
 def exporting(page: PageContext) -> str:
-    """Render what becomes of the newest export, for below its button."""
+    """Render what becomes of the newest exports, for below their button."""
     name = selected_run(page)
-    if not name:
+    exports = exports_of(page, name) if name else []
+    if not exports:
         return ""
 
-    project = page.current_project
-    entries = queue_page.shown_entries(page.root, project, name)
-    is_waiting = any(
-        entry.kind == "export" and entry.state == "waiting" for entry in entries
-    )
-    return render(
-        "results_exporting",
-        export=_output_jobs(page, name)["export"],
-        is_waiting=is_waiting,
-    )
+    active = [queued for queued in exports if queued.is_active]
+    return render("results_exporting", exports=active or exports[:1])
 
 
 REGIONS: Regions = {
@@ -376,9 +384,12 @@ def draw(page: PageContext, run: Path, form: FormData) -> str:
     if form["negative"].strip():
         arguments += ["--set", f"sample.negative={form['negative']}"]
 
-    entry = queue_page.submit(
-        page.root, page.current_project, run.name, arguments, "sample"
-    )
+    with queue_page.queue_lock:
+        if is_queued_already(page, run.name, arguments):
+            return "This video is queued already"
+        entry = queue_page.submit(
+            page.root, page.current_project, run.name, arguments, "sample"
+        )
     folder.mkdir(parents=True)
     record = {name: form[name] for name in TRY_FIELDS if form[name]}
     record["prompt"] = prompt
@@ -399,35 +410,6 @@ def dismiss(page: PageContext, run: Path, form: FormData) -> str:
 
     title = form["prompt"][:60] or folder.name
     trash.move_to_trash(project.folder, "sample", title, [folder])
-    return ""
-
-
-def export(page: PageContext, run: Path, form: FormData) -> str:
-    """Queue the export of a checkpoint for other programs.
-
-    A merged model is an export of its own.
-    """
-    formats = form.all("format")
-    if not formats and not form["merge"]:
-        raise VideotuneError("choose at least one format")
-
-    train_page.check_run_paths(page, run)
-    arguments = ["export", str(run)]
-    if form["step"]:
-        arguments += ["--step", form.number("step")]
-    exports = []
-    if formats:
-        format_options = []
-        for name in formats:
-            format_options += ["--format", name]
-        exports.append(arguments + format_options)
-    if form["merge"]:
-        exports.append([*arguments, "--merge"])
-
-    for export_arguments in exports:
-        queue_page.submit(
-            page.root, page.current_project, run.name, export_arguments, "export"
-        )
     return ""
 
 
@@ -476,6 +458,9 @@ def write(page: PageContext, run: Path, form: FormData) -> str:
         raise VideotuneError(f"there is no command {kind[:40]}")
     train_page.check_run_paths(page, run)
     arguments = [kind, str(run), *options_by_kind[kind]]
+    job = jobs.latest(page.current_project.folder, kind, run.name)
+    if job is not None and job.is_running and list(job.arguments) == arguments:
+        return "It runs already"
     jobs.restart(page.current_project.folder, kind, arguments, run.name)
     return ""
 

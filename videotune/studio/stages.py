@@ -11,7 +11,12 @@ from videotune.config.nested_keys import flatten
 from videotune.errors import VideotuneError
 from videotune.queue.entries import QueueEntry
 from videotune.queue.jobs import QueuedJob
-from videotune.reporter.outcome import FINISHED_STATES
+from videotune.reporter.outcome import (
+    FINISHED_STATES,
+    is_result_next,
+    recommended_checkpoint,
+)
+from videotune.reporter.previews import exports_of_step
 from videotune.reporter.read import Run, mapping
 from videotune.studio import clip_row, clip_words, clips, gpu, projects, run_states
 from videotune.studio.clip_row import ClipRow
@@ -184,27 +189,32 @@ def _run_stages(page: PageContext) -> Iterator[Stage]:
     if failure and state[3] not in BUSY_STATUSES:
         yield from _stages_of_failure(names[0], state[0], plan, failure)
         return
+    name = names[0]
     if has_changed_since(page.current_project, state):
-        yield plan
-        text = f"settings changed since {names[0]}"
-        yield Stage("run", "open", text, "setup", "Start training", part="start")
-        yield _older_result(names[0], state[0], "settings")
-        return
+        run_of_now = run_with_settings_of_now(page, name)
+        if run_of_now is None:
+            yield plan
+            text = f"settings changed since {name}"
+            yield Stage("run", "open", text, "setup", "Start training", part="start")
+            yield _older_result(name, state[0], "settings")
+            return
+        name = run_of_now.name
+        state = run_of_now.state
     if clip_changes(page.current_project, state):
         yield plan
-        text = f"clips changed since {names[0]}"
+        text = f"clips changed since {name}"
         yield Stage("run", "open", text, "setup", "Start training", part="start")
-        yield _older_result(names[0], state[0], "clips")
+        yield _older_result(name, state[0], "clips")
         return
 
     # A run makes its own plan at its start, so nobody waits for this one.
-    text = f"that of {names[0]}"
+    text = f"that of {name}"
     if plan.state == "done":
         text = plan.text
     elif state[3] == "queued":
-        text = f"{names[0]} makes its own when it starts"
+        text = f"{name} makes its own when it starts"
     yield Stage("plan", "done", text, plan.page)
-    yield from _stages_of_run(names[0], state)
+    yield from _stages_of_run(name, state)
 
 
 def _stages_of_failure(
@@ -261,29 +271,79 @@ def clip_changes(project: Project, state: StateOfRun) -> str:
     return changes_since(project, run) if code == "done" else ""
 
 
-def run_with_settings_of_now(page: PageContext, name: str) -> str:
-    """Return the newest run that is not ``name`` and that trains or waits with the
-    project's present settings; empty if none does.
+@dataclass(frozen=True)
+class RunOfNow:
+    """A run that was given the project's present settings."""
+
+    name: str
+    state: StateOfRun
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it trains or waits."""
+        return self.state[3] in BUSY_STATUSES
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has come to its end."""
+        return self.state[3] in FINISHED_STATES
+
+    @property
+    def sentence(self) -> str:
+        """How it stands, after a sentence about these settings."""
+        if self.is_busy:
+            return f"{self.name} trains with those."
+        if self.is_finished:
+            return f"{self.name} was trained with those."
+        return f"{self.name} was trained with those, and {_stopped_text(self.state)}."
+
+
+def _stopped_text(state: StateOfRun) -> str:
+    """Return that a run has stopped, and where: "stopped at step 5 of 10"."""
+    run, _, job, code = state
+    text = _badge_text(code)
+    done = process_progress(run, job)
+    if done.total:
+        text += f" at step {plain(done.done)} of {plain(done.total)}"
+    return text
+
+
+def _badge_text(code: str) -> str:
+    return str(projects.texts()["train_badges"].get(code, [code])[0])
+
+
+def run_with_settings_of_now(page: PageContext, name: str) -> RunOfNow | None:
+    """Return the run that is not ``name`` and that has the project's present settings: one
+    that trains or waits, else the newest one that is done or can be resumed; None if none
+    has them.
     """
     project = page.current_project
-    for other in run_states.run_names(project, page.root):
-        if other == name:
+    runs = []
+    for run_name in run_states.run_names(project, page.root):
+        if run_name == name:
             continue
-        state = run_states.run_state(page, other)
-        if state[3] in BUSY_STATUSES and _has_settings_of_now(project, state):
-            return other
-    return ""
+        state = run_states.run_state(page, run_name)
+        is_usable = state[3] != "failed" and not clip_changes(project, state)
+        if is_usable and _has_settings_of_now(project, state):
+            runs.append(RunOfNow(run_name, state))
+    busy_runs = [run for run in runs if run.is_busy]
+    return next(iter([*busy_runs, *runs]), None)
 
 
 def _has_settings_of_now(project: Project, state: StateOfRun) -> bool:
-    """Return whether a run that has not ended was given the project's present settings."""
-    run = state[0]
+    """Return whether a run was given the project's present settings."""
+    run, _, _, code = state
     if _is_of_another_model(project, run):
         return False
     settings_changed = settings_version(project) / 1e6
-    if settings_changed <= _settings_taken(state) + CHANGE_TOLERANCE:
+    is_later = settings_changed <= _settings_taken(state) + CHANGE_TOLERANCE
+    if code in BUSY_STATUSES and is_later:
         return True
-    return run.config is not None and not _values_differ(project, run)
+
+    # A run of a sweep, or one from a checkpoint, is later than the settings and has others.
+    begins_elsewhere = bool(run.setting("init_from"))
+    is_known = run.config is not None and not begins_elsewhere
+    return is_known and not _values_differ(project, run)
 
 
 def _settings_taken(state: StateOfRun) -> float:
@@ -365,7 +425,7 @@ def _stages_of_run(name: str, state: StateOfRun) -> Iterator[Stage]:
     """Yield how a run and its result stand."""
     run, _, job, code = state
     done = process_progress(run, job)
-    text = f"{name}: {projects.texts()['train_badges'].get(code, [code])[0]}"
+    text = f"{name}: {_badge_text(code)}"
 
     if code in BUSY_STATUSES:
         if done.total and code != "queued":
@@ -376,27 +436,33 @@ def _stages_of_run(name: str, state: StateOfRun) -> Iterator[Stage]:
         yield Stage("result", "open", "after the run", "results", run=name)
         return
 
-    if code not in FINISHED_STATES:
+    latest = run.last("verdict")
+    step, _ = recommended_checkpoint(run, latest)
+    if not is_result_next(code, latest, step):
         action = "See why it failed" if code == "failed" else f"Go to Resume of {name}"
+        if code != "failed":
+            text = f"{name}: {_stopped_text(state)}"
         yield Stage("run", "open", text, "train", action, name, part="r-run")
         yield Stage("result", "open", "after the run", "results", run=name)
         return
 
+    if code not in FINISHED_STATES:
+        text = f"{name}: {_stopped_text(state)}, more steps make it worse"
     yield Stage("run", "done", text, "train", run=name)
-    export_count = len(run.exports or ())
-    result_text = (
-        f"{counted(export_count, 'file')} written" if export_count else "no file"
-    )
-    if export_count:
+    yield _stage_of_result(name, run, step)
+
+
+def _stage_of_result(name: str, run: Run, step: int | None) -> Stage:
+    """Return how the files of the recommended checkpoint stand."""
+    file_count = len(exports_of_step(run, step))
+    if file_count:
+        text = f"{counted(file_count, 'file')} written"
         action = "Go to the LoRA"
-        yield Stage(
-            "result", "done", result_text, "results", action, name, part="r-result"
-        )
-    else:
-        action = "Write the file"
-        yield Stage(
-            "result", "open", result_text, "results", action, name, part="r-result"
-        )
+        return Stage("result", "done", text, "results", action, name, part="r-result")
+
+    text = "no file" if step is None else f"no file of step {plain(step)}"
+    action = "Write the file"
+    return Stage("result", "open", text, "results", action, name, part="r-result")
 
 
 def no_run(page: PageContext) -> str:

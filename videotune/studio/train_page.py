@@ -16,7 +16,7 @@ from videotune.queue.jobs import QueuedJob
 from videotune.reporter.build import warnings
 from videotune.reporter.curves import exposure
 from videotune.reporter.kept import kept_figures
-from videotune.reporter.outcome import recommended_checkpoint
+from videotune.reporter.outcome import is_result_next, recommended_checkpoint
 from videotune.reporter.previews import sample_rows
 from videotune.reporter.progress import progress
 from videotune.reporter.read import Run, mapping
@@ -117,6 +117,7 @@ def run_context(page: PageContext) -> dict[str, Any]:
         if best_why
         else describe_best_step(verdict, best, saves, dict(run.held_out_losses)),
         "is_unmeasured": is_unmeasured(run, best, best_why),
+        "is_result_next": is_result_next(code, verdict, best),
         "kept": kept_figures(run),
         "saves": saves,
         "waits": waits,
