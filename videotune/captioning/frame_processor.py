@@ -4,10 +4,8 @@ from typing import Any
 
 from videotune.lazy import transformers
 
+# It needs torchvision, which videotune does without: a captioner gets frames as images.
 VIDEO_PART = "video_processor"
-"""The part that needs torchvision, which videotune does without: a captioner gets the
-frames of a clip as images.
-"""
 
 
 def load_frame_processor(source: str, *, local_files_only: bool) -> Any:
