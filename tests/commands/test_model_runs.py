@@ -34,6 +34,7 @@ from videotune.latent_cache.batches import make_step_batch
 from videotune.latent_cache.sampler import ExpertSchedule, exact
 from videotune.models.registry import find
 from videotune.planner.plan import make_plan
+from videotune.planner.read_step import step_spec
 from videotune.trainer.loop import train_steps
 from videotune.types import DETERMINISTIC_VARIANT
 from videotune.validation.callbacks import cache_items_of
@@ -245,6 +246,24 @@ def test_the_plan_says_what_each_expert_trains(
         (0.875, 1.0),
         (0.0, 0.875),
     ]
+
+
+@pytest.mark.parametrize(
+    ("sets", "count"),
+    [
+        ((), 2),
+        (("experts=low",), 1),
+        (("training_method=EMBEDDING", "embedding.token=ohwx"), 1),
+    ],
+)
+def test_the_plan_counts_the_experts_that_train(
+    sets: tuple[str, ...], count: int, overrides: Make
+) -> None:
+    """Each has its own adapter and optimizer; with the embedding alone nothing of them
+    trains.
+    """
+    job = open_job(*resolve_config(overrides("steps=10", *sets, base=BASE)))
+    assert step_spec(job, "FLOAT_32").experts == count
 
 
 def test_an_expert_without_a_step_gets_no_file_and_a_warning(

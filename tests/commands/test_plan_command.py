@@ -525,6 +525,23 @@ def test_on_a_card_settings_are_chosen_for_it_or_the_run_is_refused(
         fit_settings(small)
 
 
+@pytest.mark.parametrize("is_tight", [True, False])
+def test_the_line_on_memory_says_whether_it_is_tight(
+    small: Any, is_tight: bool, monkeypatch: Patch, capsys: Printed
+) -> None:
+    monkeypatch.setattr(settings, "local_device", lambda: torch.device("cuda", 0))
+    monkeypatch.setattr(settings, "dtype_name", lambda config: "FLOAT_32")
+    monkeypatch.setattr(settings, "surely_fits", lambda job, vram: False)
+    needed = settings.fit(small, "FLOAT_32", 80 * 10**9, None, 1 << 40).needed
+    card = needed + (1 if is_tight else 80 * 10**9)
+    monkeypatch.setattr(settings, "requested_card", lambda vram, name: (card, None))
+    fit_settings(small)
+    (line,) = [
+        line for line in capsys.readouterr().err.splitlines() if "memory: " in line
+    ]
+    assert ("tight" in line) == is_tight
+
+
 @pytest.mark.parametrize(
     ("driver", "whole", "name"),
     [
