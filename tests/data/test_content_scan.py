@@ -347,6 +347,26 @@ def test_letters_join_cuts_if_a_folder_has_several_such_names(
 
 
 @pytest.mark.parametrize(
+    ("training", "count"),
+    [
+        (["sea_1", "sea_2", "hill_1", "hill_2"], 1),
+        (["sea_1", "sea_2"], 2),
+        (["sea_1", "hill_1"], 2),
+    ],
+)
+def test_numbers_are_cuts_where_they_are_in_the_same_place_of_another_dataset(
+    training: list[str], count: int
+) -> None:
+    paths = [f"train/videos/{name}.mp4" for name in training]
+    paths += ["aside/town_0.mp4", "aside/town_3.mp4"]
+    clips = [SourceClip(PurePosixPath(path), 5.0) for path in paths]
+    sources, notes, _ = group_by_source(clips)
+    assert len({source for source in sources if "town" in source}) == count
+    about_aside = [note for note in notes if "in aside" in note]
+    assert ["not treated" in note for note in about_aside] == [count == 2]
+
+
+@pytest.mark.parametrize(
     ("training", "aside"),
     [
         ("train/film", "aside/film"),

@@ -120,7 +120,7 @@ NOTES = [
     (
         "a.mp4 a.txt b.mp4 typo.txt few/c.mp4 few/d.mp4 few/e.mp4 few/c.txt few/f.txt",
         (),
-        ["1 caption file", ": typo.txt"],
+        ["2 caption files", ": few/f.txt, typo.txt"],
     ),
     (
         "a.mp4 a.txt b.mp4 b.txt",

@@ -28,6 +28,7 @@ WITHOUT_CLIP = "captions_without_clip"
         ("a.mp4 a.caption", ELSEWHERE, "--set datasets.caption_extension=.caption"),
         ("a.mp4 b.mp4 a.caption b.txt", ELSEWHERE, "end with .txt: rename it"),
         ("a.mp4 b.mp4 a.txt c.txt", WITHOUT_CLIP, "no clip of the same name: c.txt"),
+        ("a.mp4 b.mp4 c.mp4 d.mp4 a.txt old.txt", WITHOUT_CLIP, "same name: old.txt"),
         ("a.mp4 b.mp4 a_x.txt b_x.txt", WITHOUT_CLIP, "a_x.txt, b_x.txt"),
         ("videos/a.mp4 captions/a_x.txt", WITHOUT_CLIP, "captions/a_x.txt"),
         (
@@ -52,6 +53,7 @@ def test_a_caption_that_no_clip_uses_is_reported(
     [
         "a.mp4 a.txt",
         "a.mp4 README.txt",
+        "a.mp4 a.txt README.txt LICENSE.txt",
         "a.mp4 b.mp4 c.mp4 README.txt",
         "videos/a.mp4 captions/a.txt README.txt",
         "one/a.mp4 two/a.mp4 texts/a.txt",

@@ -14,7 +14,7 @@ from string import ascii_lowercase
 from videotune.data.clip_file import CLIP_FOLDERS
 from videotune.data.packed_texts import PackedTexts
 from videotune.data.source_clips import SourceClipTable
-from videotune.text import some
+from videotune.text import counted, some
 
 _GAP = r"[-_. ]+"
 _CUT_MARK = re.compile(
@@ -41,6 +41,9 @@ class NumberSeries:
     """The name before the number, in lower case."""
 
     stems: set[str]
+
+    are_cuts: bool = False
+    """Whether they are cuts of one video, to judge by other series."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,9 @@ def sources_by_name(
     """Name the source of each clip by its file name.
 
     Numbered names are cuts only if their folder has at least two such series: a single
-    series may be a camera's numbering. The same holds for names that end in letters.
+    series may be a camera's numbering. The same holds for names that end in letters. A
+    clip that is kept aside is in a dataset of its own, so what holds for a folder holds
+    for the same place in the other datasets (``_place_in_dataset``).
 
     Returns:
         The sources, the series of each folder, and the series of letters.
@@ -85,8 +90,9 @@ def sources_by_name(
     series_by_folder = _find_series(clips)
     bases_by_folder: dict[str, set[str]] = {}
     for folder, folder_series in series_by_folder.items():
-        if len(folder_series) > 1:
-            bases_by_folder[folder] = {series.base for series in folder_series}
+        bases_by_folder[folder] = {
+            series.base for series in folder_series if series.are_cuts
+        }
 
     names = PackedTexts()
     names_of_cuts: set[str] = set()
@@ -153,16 +159,31 @@ def _find_series(clips: SourceClipTable) -> dict[str, list[NumberSeries]]:
     for (folder, base), series_stems in stems_by_base.items():
         if len(series_stems) > 1:
             series_by_folder[folder].append(NumberSeries(base, series_stems))
+
+    places_of_cuts = {
+        _place_in_dataset(folder)
+        for folder, folder_series in series_by_folder.items()
+        if len(folder_series) > 1
+    }
+    for folder, folder_series in series_by_folder.items():
+        for series in folder_series:
+            series.are_cuts = _place_in_dataset(folder) in places_of_cuts
     return series_by_folder
+
+
+def _place_in_dataset(folder: str) -> tuple[str, ...]:
+    """Return the names of a folder within its dataset. "videos" and "images" are places
+    of clips and no names.
+    """
+    names = PurePosixPath(folder).parts[1:]
+    return tuple(name for name in names if name not in CLIP_FOLDERS)
 
 
 def _find_letter_series(clips: SourceClipTable) -> list[LetterSeries]:
     """Return the series of names that end in a, b, c and so on without a gap.
 
-    They are cuts only if their folder has at least two such series: a single one may be
-    two versions of anything. A clip that is kept aside is in a dataset of its own, so a
-    folder has the same place in each dataset; "videos" and "images" are places of clips
-    and no names.
+    They are cuts only if their folder, in all datasets, has at least two such series: a
+    single one may be two versions of anything.
     """
     clips_by_base: dict[tuple[tuple[str, ...], str], list[_LetteredClip]] = {}
     for position in range(len(clips)):
@@ -173,26 +194,21 @@ def _find_letter_series(clips: SourceClipTable) -> list[LetterSeries]:
         clip = _LetteredClip(
             position, letter=match[2].casefold(), source=f"{folder}/{match[1]}"
         )
-        folder_names = PurePosixPath(folder).parts[1:]
-        relative_folder = tuple(
-            name for name in folder_names if name not in CLIP_FOLDERS
-        )
-        clips_by_base.setdefault((relative_folder, match[1].casefold()), []).append(
-            clip
-        )
+        place = _place_in_dataset(folder)
+        clips_by_base.setdefault((place, match[1].casefold()), []).append(clip)
 
-    series_by_folder: dict[tuple[str, ...], list[LetterSeries]] = defaultdict(list)
-    for (relative_folder, _), lettered_clips in clips_by_base.items():
+    series_by_place: dict[tuple[str, ...], list[LetterSeries]] = defaultdict(list)
+    for (place, _), lettered_clips in clips_by_base.items():
         letters = "".join(sorted(clip.letter for clip in lettered_clips))
         if len(letters) > 1 and ascii_lowercase.startswith(letters):
             source = min(clip.source for clip in lettered_clips)
             positions = tuple(clip.position for clip in lettered_clips)
-            series_by_folder[relative_folder].append(LetterSeries(source, positions))
+            series_by_place[place].append(LetterSeries(source, positions))
 
     letter_series = []
-    for folder_series in series_by_folder.values():
-        if len(folder_series) > 1:
-            letter_series += folder_series
+    for series_of_place in series_by_place.values():
+        if len(series_of_place) > 1:
+            letter_series += series_of_place
     return letter_series
 
 
@@ -220,7 +236,7 @@ def notes_on_series(
     notes = []
 
     for folder, folder_series in sorted(series_by_folder.items()):
-        if len(folder_series) == 1:
+        if not folder_series[0].are_cuts:
             if f"{folder}/{folder_series[0].base}" in joined:
                 continue  # the note on pictures says so
             stems = sorted(folder_series[0].stems)
@@ -228,14 +244,14 @@ def notes_on_series(
                 f"{stems[0]} to {stems[-1]} in {folder} ({len(stems)} clips) are not treated "
                 f"as cuts of one video; call cuts {base_of_number(stems[0])}-scene-001 …"
             )
-        elif len(folder_series) > 1:
+        else:
             clip_count = sum(len(series.stems) for series in folder_series)
             listing = ", ".join(sorted(series.base for series in folder_series)[:3])
             if len(folder_series) > 3:
                 listing += ", …"
             notes.append(
                 f"{clip_count} clips in {folder} are treated as cuts of "
-                f"{len(folder_series)} videos ({listing})"
+                f"{counted(len(folder_series), 'video')} ({listing})"
             )
     return notes
 

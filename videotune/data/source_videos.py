@@ -134,7 +134,7 @@ def _joined_series(
     """
     labels_of_series: dict[str, set[int]] = {}
     for folder, folder_series in series_by_folder.items():
-        if len(folder_series) == 1:
+        if not folder_series[0].are_cuts:
             labels_of_series[f"{folder}/{folder_series[0].base}"] = set()
     for position in range(len(clips) if labels_of_series else 0):
         path = clips.path(position)

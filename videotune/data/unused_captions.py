@@ -20,6 +20,9 @@ from videotune.text import counted
 LISTED = 3
 """Caption files that a note names."""
 
+NO_CAPTIONS = {"readme", "license", "licence", "credits", "changelog"}
+"""Names of text files that lie beside clips and are no captions."""
+
 NEAR = 0.85
 """How alike two names are that differ by a slip, as ``difflib`` measures it."""
 
@@ -162,9 +165,9 @@ class UnusedCaptions:
     def _orphans(self) -> list[str]:
         """Return text files without a clip that seem to be captions.
 
-        They are in folders called captions, in folders in which at least half of the
-        clips have a text file, beside at most as many clips that lack one, or nearly
-        named as a clip that lacks one. Other text files are ignored.
+        They are in folders called captions, in folders in which another clip has a text
+        file, beside at most as many clips that lack one, or nearly named as a clip that
+        lacks one. Other text files are ignored.
         """
         clips_in_folder: Counter[str] = Counter()
         captioned_in_folder: Counter[str] = Counter()
@@ -179,12 +182,14 @@ class UnusedCaptions:
         orphans = []
         for path in sorted(self._without_clip):
             folder = os.path.dirname(path)
-            clips = clips_in_folder[folder]
-            lacking = clips - captioned_in_folder[folder]
-            is_captioned = clips > 0 and 2 * lacking <= clips
+            lacking = clips_in_folder[folder] - captioned_in_folder[folder]
+            is_captioned = captioned_in_folder[folder] > 0
             is_alike = 1 < lacking <= orphans_in_folder[folder]
             is_captions_folder = "captions" in Path(self._relative(folder)).parts
             is_near = self._near_clip(path) is not None
+            name = _stem(path, self.caption_suffix)
+            if name.casefold() in NO_CAPTIONS:
+                continue
             if is_captioned or is_alike or is_captions_folder or is_near:
                 orphans.append(path)
         return orphans

@@ -26,7 +26,6 @@ from videotune.validation.frontier import kept_by_step, weigh_kept
 from videotune.validation.overfitting import (
     LAST_STEP,
     OVERFITTING,
-    recent_readings,
     recommend,
 )
 from videotune.validation.verdict_words import (
@@ -289,15 +288,16 @@ def _error_changes(run: Run) -> list[tuple[str, float, float]]:
 
 
 def _recent_fall(run: Run) -> dict[str, float] | None:
-    """Return by what share the error on clips kept aside has fallen of late, and since
-    which step; None where it was not measured.
+    """Return by what share the error on clips kept aside has fallen over the last third of
+    the steps, or nearly so, and since which step; None where it was not measured twice.
     """
-    recent = recent_readings(run.validations)
-    curve = points(recent, "held_out", "normalised")
-    if len(curve) < 2 or not curve[0][1]:
+    curve = points(run.validations, "held_out", "normalised")
+    if len(curve) < 2:
         return None
-    since, first = curve[0]
-    return {"share": 1 - curve[-1][1] / first, "since": since}
+    *earlier, last = curve
+    two_thirds = last[0] * 2 / 3
+    since, first = min(earlier, key=lambda reading: abs(reading[0] - two_thirds))
+    return {"share": 1 - last[1] / first, "since": since} if first else None
 
 
 def recommended_checkpoint(run: Run, latest: Record) -> tuple[int | None, str]:

@@ -30,7 +30,7 @@ def describe_values(key: str, text: str) -> str:
     """
     if key == "resolution":
         return (
-            "one number for about as many pixels each way, or height x width (368x640), "
+            "one number for about as many pixels each way, or height x width (384x640), "
             "or a list of those"
         )
 
