@@ -314,6 +314,7 @@ class Bar:
         self._task = None
         self._begun = time.monotonic()
         self._printed = self._begun
+        self._has_printed_end = False
         self._first: int | None = None
         self._first_at = self._begun
 
@@ -356,9 +357,11 @@ class Bar:
             return
 
         is_due = now - self._printed >= QUIET_SECONDS
-        is_end = done == total and now - self._begun > 2
-        if is_due or is_end:
+        is_end = done == total
+        is_first_end = is_end and now - self._begun > 2 and not self._has_printed_end
+        if is_due or is_first_end:
             self._printed = now
+            self._has_printed_end = is_end
             line = [f"{self._title}: {done}/{total}", *filter(None, parts)]
             if done < total and is_known:
                 line.append(f"{time_left(seconds_left)} left")

@@ -146,6 +146,21 @@ def test_the_last_line_of_a_bar_leaves_no_time(
     assert last == "training: 2/2  loss 0.4"
 
 
+def test_a_bar_that_is_asked_again_at_its_end_prints_it_once(
+    capsys: Printed, monkeypatch: Patch
+) -> None:
+    """As `wait` does while the last files are written."""
+    clock = iter(range(0, 90, 3))
+    monkeypatch.setattr(console.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(console, "QUIET_SECONDS", 1000.0)
+    with console.bar("waiting") as progress:
+        for _ in range(5):
+            progress.update(2, 2)
+        progress.update(1, 3)
+        progress.update(3, 3)
+    assert capsys.readouterr().err.splitlines() == ["waiting: 2/2"]
+
+
 @pytest.mark.parametrize(
     ("count", "text"),
     [(0, "0 B"), (16 << 30, "16.0 GiB"), (768 << 20, "768 MiB"), (1000, "1000 B")],

@@ -126,6 +126,18 @@ def test_short_clips_are_dropped_and_named() -> None:
     )
 
 
+def test_a_clip_that_only_they_use_is_named_and_has_no_speed_here() -> None:
+    lost = clip("lost.mp4", 98, 8.0) | {
+        "used": False,
+        "reason": "missing_caption",
+        "windows": 0,
+        "speed": None,
+    }
+    found = texts(result("ai-toolkit", SQUEEZED, lost, clip("kept.mp4", 98, 16.0)))
+    assert "1 of 2 clips dropped by videotune alone, as lost.mp4" in found["dropped"]
+    assert "lost.mp4" not in found.get("speed", "")
+
+
 def test_alpha_and_noise_levels_are_laid_beside_ours() -> None:
     found = result("musubi", MUSUBI, clip("a.mp4", 64, 16.0))
     assert found["theirs"]["scale"] == 0.5

@@ -16,6 +16,7 @@ import pytest
 from tests.support import reports
 from videotune.reporter.build import summary, warnings
 from videotune.reporter.outcome import status
+from videotune.reporter.progress import without_pauses
 from videotune.reporter.read import read_run
 from videotune.runs.run_life import LATE, life
 from videotune.text import moment
@@ -41,7 +42,7 @@ BEATS = [
         3,
         {"pid": NOBODY},
         "dead",
-        f"is dead: last heartbeat {moment(NOW - 3)} (training, step 7 done)",
+        f"is dead: last heartbeat {moment(NOW - 3)}, training at step 7",
     ),
     (False, LATE - 1, {"host": "elsewhere", "pid": 1}, "running", "running"),
     (False, LATE + 1, {"host": "elsewhere", "pid": 1}, "dead", "is dead"),
@@ -244,9 +245,7 @@ def test_the_verdict_says_when_to_have_stopped_and_which_file_to_use(
         assert sentence in said
     changes = reports.chapters(tmp_path)["validation"]["grounds"]["changes"]
     rows = [(one["step"], one["verdict"]) for one in changes]
-    assert rows == [(20, "LEARNING"), (30, "PLATEAU"), (40, "OVERFITTING")], (
-        "where the word changes"
-    )
+    assert rows == [(20, "PLATEAU"), (40, "OVERFITTING")], "where the word changes"
     reports.write_file(
         tmp_path,
         "exports.json",
@@ -404,6 +403,37 @@ def test_more_steps_are_advised_where_the_error_still_falls_by_much(
     assert "LEARNING" in said
     assert advice in said
     assert ("would change little" in said) is ("slowly" in advice)
+
+
+def test_the_fall_from_the_base_model_is_no_sign_that_it_still_learns() -> None:
+    """Two clips, whose error hardly changed after the first hundred steps."""
+    flat = ((0, 1.0, 1.0), (100, (0.3615, 0.3664), 0.36), (177, (0.3532, 0.362), 0.35))
+    verdict = judge(judged(*flat))
+    assert verdict is not None
+    assert verdict.label == "PLATEAU"
+    falling = ((0, 1.0, 1.0), (100, (0.7, 0.71), 0.7), (200, (0.4, 0.41), 0.4))
+    verdict = judge(judged(*falling))
+    assert verdict is not None
+    assert verdict.label == "LEARNING"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "kept"),
+    [
+        ([0.2] * 30, 30),
+        ([0.2] * 29 + [40.2], 29),
+        ([0.2] * 28 + [40.2, 20.2], 28),
+        # Every other step is of a video, and takes longer.
+        ([0.2, 9.0] * 15, 30),
+        ([0.2], 1),
+        ([], 0),
+        ([1.0, 2.9, 8.0], 3),
+    ],
+)
+def test_a_pause_does_not_count_as_the_time_of_a_step(
+    seconds: list[float], kept: int
+) -> None:
+    assert sorted(seconds)[:kept] == without_pauses(seconds)
 
 
 def test_a_figure_of_the_held_out_clips_is_the_same_on_the_whole_page(

@@ -214,6 +214,23 @@ def test_a_captioning_job_is_one_change(
     assert not (cats.folder / "clips/c.txt").exists()
 
 
+@pytest.mark.parametrize("scene_count", [1, 2])
+def test_a_film_without_a_cut_stays_where_it_is(
+    client: Any, cats: projects.Project, scene_count: int
+) -> None:
+    film = cats.folder / "scenes" / "a"
+    film.mkdir(parents=True)
+    for number in range(scene_count):
+        (film / f"a-scene-{number}.mp4").write_bytes(b"film")
+    ended_job(cats, "split", 0, about="clips/a.mp4")
+    captions_edit.finish_jobs(cats)
+
+    stays = scene_count == 1
+    assert (cats.folder / "clips/a.mp4").exists() == stays
+    assert film.exists() == (not stays)
+    assert ("a.mp4 has no cut" in client.get(DATA).text) == stays
+
+
 def test_a_clip_is_held_out_used_again_and_removed_with_its_caption(
     cats: projects.Project,
 ) -> None:

@@ -113,6 +113,25 @@ def test_a_sweep_is_a_run_for_each_combination_or_none_at_all(
     assert queue_page.queue_sweep(tmp_path, cats, {"seed": "1,2"}) == "sweep-2"
 
 
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_a_sweep_says_whether_a_loss_will_come(
+    tmp_path: Path,
+    client: Any,
+    cats: projects.Project,
+    monkeypatch: pytest.MonkeyPatch,
+    has_ended: bool,
+) -> None:
+    """Without clips kept aside it is not measured."""
+    monkeypatch.setattr(queue_page, "ensure_worker", lambda root: None)
+    queue_page.queue_sweep(tmp_path, cats, {"learning_rate": "1e-4,3e-4"})
+    if has_ended:
+        for entry in queue_page.project_entries(tmp_path, cats):
+            entries.remove(queue_page.queue_folder(tmp_path), entry.name)
+    shown = client.get("/queue").text
+    assert shown.count("none yet") == (0 if has_ended else 2)
+    assert '<th scope="col">Learning rate</th>' in shown
+
+
 def test_the_worker_begins_where_something_waits_has_each_card_and_ends_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

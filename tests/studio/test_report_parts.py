@@ -204,6 +204,8 @@ def test_a_report_that_the_studio_serves_names_its_places_in_the_notes(
     answer = client.get("/p/cats/file/runs/run-1/report.html")
     assert answer.headers["content-security-policy"].startswith("sandbox")
     for page, is_served in ((written, False), (answer.text, True)):
+        assert ('<a href="checkpoints/step-120">' in page) != is_served, "a folder"
+        assert '<a href="export/' in page, "a file"
         clips = part(page, "clips")
         assert ("“Keep aside” for 2 or more" in clips) == is_served
         assert (note in clips) != is_served

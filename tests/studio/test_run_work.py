@@ -1,6 +1,7 @@
 """What waits in the queue is told where it was asked for, and is not queued twice."""
 
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from videotune.queue import jobs
 from videotune.queue.entries import QueueEntry
 from videotune.studio import projects, queue_page
 from videotune.studio.projects import Project
+from videotune.studio.status import process_progress, read_live
 
 CATS = "/p/cats"
 EXPORT = f"{CATS}/run/export"
@@ -145,6 +147,36 @@ def test_the_same_video_is_queued_once_and_says_what_it_waits_for(
     assert "Waits for run-2 of Cats" in visible_text(below)
     client.post(f"{CATS}/run/draw", data=posted | {"seed": "4"})
     assert len(entries(cats)) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "done", "total"),
+    [
+        ((), 60, 120),
+        (("--from", "40"), 40, 120),
+        (("--from", "0", "--set", "steps=90", "--override"), 0, 90),
+        (("--set", "steps=150"), 60, 150),
+    ],
+)
+def test_a_process_that_goes_back_begins_there(
+    cats: Project, arguments: tuple[str, ...], done: int, total: int
+) -> None:
+    """Until it has loaded the model, the journal has the steps of the one before."""
+    folder = cats.folder / "runs" / "run-1"
+    (folder / "checkpoints/step-120/COMPLETE").unlink()
+    job = jobs.QueuedJob(
+        folder=cats.folder / "jobs" / "000009-train",
+        kind="train",
+        about="run-1",
+        arguments=("train", "--out", str(folder), "--resume", *arguments),
+        state="running",
+        code=None,
+        started=time.time() + 60,
+        ended=None,
+        env={},
+    )
+    progress = process_progress(read_live(folder), job)
+    assert (progress.done, progress.total) == (done, total)
 
 
 def test_a_command_that_runs_is_not_started_again_in_its_place(

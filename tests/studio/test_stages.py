@@ -242,6 +242,24 @@ def test_a_stopped_run_that_still_learns_is_resumed(
     assert re.search(r'class="btn primary" hx-post="/p/cats/run/resume"', page)
 
 
+def test_scenes_that_wait_are_the_next_step(
+    client: Any, cats: Project, small_clips: Path
+) -> None:
+    """The film they were cut from is in the bin, so they would not be trained."""
+    add_clip(cats, small_clips, "a ball")
+    film = cats.folder / "scenes" / "film"
+    film.mkdir(parents=True)
+    for number in (1, 2):
+        (film / f"film-scene-00{number}.mp4").write_bytes(b"film")
+    stage = stages_of(cats)["clips"]
+    assert (stage.state, stage.part) == ("open", "r-scenes")
+    assert "2 scenes" in stage.text
+    assert "Keep 2 scenes" in action_of(cats)
+
+    client.post("/p/cats/data/scene", data={"film": "film", "keep": "1"})
+    assert "scene" not in stages_of(cats)["clips"].text
+
+
 def test_a_run_that_waits_has_not_made_its_plan_yet(
     cats: Project, small_clips: Path
 ) -> None:

@@ -10,7 +10,7 @@ from videotune.data.clip_sizes import visible_share
 from videotune.interop.rules import SourceVideo
 from videotune.interop.trainer_facts import TRAINER_FACTS, DatasetRules, TrainerRules
 from videotune.model_spec import ModelSpec
-from videotune.text import shape_words, short_path
+from videotune.text import reason_words, shape_words, short_path
 
 NOISE_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Quantiles of the noise levels that are shown."""
@@ -272,6 +272,18 @@ def list_findings(
 
 
 def _dropped_clips(rows: Sequence[_Row]) -> Iterator[tuple[str, str]]:
+    """Yield what only one of the two trains on."""
+    unused_here = [
+        row for row in rows if _used(row["theirs"]) and row["ours"]["reason"]
+    ]
+    if unused_here:
+        example = unused_here[0]
+        yield (
+            "dropped",
+            f"{len(unused_here)} of {len(rows)} clips dropped by videotune alone, as"
+            f" {example['path']}: {reason_words(example['ours']['reason'])}.",
+        )
+
     dropped_rows = [row for row in rows if row["theirs"] and not _used(row["theirs"])]
     if not dropped_rows:
         return
@@ -296,7 +308,8 @@ def _speed_difference(
         return abs(math.log(max(outcome["speed"], 1e-6) / our_speed(row)))
 
     least = math.log(1 + NOTABLE_DIFFERENCE)
-    changed = [pair for pair in used if log_difference(pair) > least]
+    in_both = [pair for pair in used if not pair[0]["ours"]["reason"]]
+    changed = [pair for pair in in_both if log_difference(pair) > least]
     if changed:
         row, outcome = max(changed, key=log_difference)
         clip_count = len({changed_row["path"] for changed_row, _ in changed})
@@ -309,7 +322,7 @@ def _speed_difference(
             f" {outcome['speed']:.2f} x ({rates}); in videotune at {our_speed(row):.2f} x.",
         )
 
-    squeezed = {row["path"]: our_speed(row) for row, _ in used}
+    squeezed = {row["path"]: our_speed(row) for row, _ in in_both}
     fast = {path: speed for path, speed in squeezed.items() if abs(speed - 1) > least}
     if fast:
         path, speed = max(fast.items(), key=lambda item: item[1])

@@ -122,8 +122,8 @@ def _dead_state(beat: Fields) -> RunState:
         return "failed", "bad", sentence
     step = plain(number(beat["step"]))
     sentence = (
-        f"{process} is dead: last heartbeat {last_beat} ({beat['state']}, step {step} "
-        "done), no end written; `videotune resume` continues from the last checkpoint"
+        f"{process} is dead: last heartbeat {last_beat}, {beat['state']} at step {step}, "
+        "and no end written; `videotune resume` goes on from what is saved"
     )
     return "dead", "bad", sentence
 

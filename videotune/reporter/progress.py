@@ -5,6 +5,12 @@ from dataclasses import dataclass
 
 from videotune.reporter.read import Run
 
+MAX_PAUSES = 5
+"""Steps among the latest ones that may be longer because the process stood still."""
+
+PAUSE_RATIO = 3.0
+"""A step is a pause's if it takes so many times as long as the next shorter one."""
+
 
 @dataclass(frozen=True)
 class RunProgress:
@@ -42,7 +48,7 @@ def progress(run: Run) -> RunProgress:
         return RunProgress(done=0, total=total, left=None, throughput=None, loss=None)
 
     done = run.steps.last
-    seconds = [sum(step["seconds"].values()) for step in recent_steps]
+    seconds = without_pauses([sum(step["seconds"].values()) for step in recent_steps])
     losses = []
     sound_losses = []
     for step in recent_steps:
@@ -65,6 +71,20 @@ def progress(run: Run) -> RunProgress:
         loss=_mean(losses),
         sound_loss=_mean(sound_losses),
     )
+
+
+def without_pauses(seconds: Sequence[float]) -> list[float]:
+    """Return the times of steps without the few during which the process stood still, as a
+    pause and a closed laptop let it.
+
+    Steps of larger samples are longer, too, but there are many of them.
+    """
+    in_order = sorted(seconds)
+    first_to_drop = len(in_order)
+    for position in range(max(1, len(in_order) - MAX_PAUSES), len(in_order)):
+        if in_order[position] > PAUSE_RATIO * in_order[position - 1]:
+            first_to_drop = min(first_to_drop, position)
+    return in_order[:first_to_drop]
 
 
 def _mean(values: Sequence[float]) -> float | None:

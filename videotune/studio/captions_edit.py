@@ -13,6 +13,11 @@ from videotune.files import write_json, write_text
 from videotune.queue.jobs import QueuedJob, all_jobs, start
 from videotune.studio import clip_history, clip_row, clips
 from videotune.studio.clip_row import ClipRow, is_aside
+from videotune.studio.film_scenes import (
+    files_of_scenes,
+    folder_of_scenes,
+    remove_scenes,
+)
 from videotune.studio.projects import Project, lock_of
 from videotune.studio.records import read_record
 
@@ -222,7 +227,12 @@ def _finish_job(project: Project, job: QueuedJob) -> None:
     marker.touch()
 
     if job.kind == "split" and job.state == "done" and job.about in rows:
-        clips.move(project, [job.about], "bin")
+        film = folder_of_scenes(project, rows[job.about]["name"])
+        scene_names = files_of_scenes(film)
+        if len(scene_names) == 1:
+            remove_scenes(film)  # without a cut it is the clip itself
+        else:
+            clips.move(project, [job.about], "bin")
     elif (job.folder / "before.json").is_file():
         _record_captions(project, job)
 

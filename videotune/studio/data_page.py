@@ -27,6 +27,7 @@ from videotune.studio import (
     clip_words,
     clips,
     downloads,
+    film_scenes,
     gone_clips,
     header,
     media,
@@ -38,7 +39,6 @@ from videotune.studio import (
 )
 from videotune.studio.data_notes import DataNotes, notes_of_check
 from videotune.studio.field_errors import at_field
-from videotune.studio.film_scenes import decide_scenes, folder_of_scenes, list_films
 from videotune.studio.projects import CLIPS, HELD_OUT, inside
 from videotune.studio.records import SourceFacts
 from videotune.studio.web import (
@@ -128,6 +128,7 @@ def state(page: PageContext) -> str:
         **CLIP_WORDS,
         **undo.choices(project),
         running={kind: jobs.latest(project.folder, kind) for kind in KINDS},
+        cut_words=film_scenes.describe_cut(project),
         draft=projects.draft(project),
     )
 
@@ -139,7 +140,7 @@ def version(page: PageContext) -> str:
 
 def scenes(page: PageContext) -> str:
     """Render the scenes that were cut out of each film."""
-    films = list_films(page.current_project)
+    films = film_scenes.list_films(page.current_project)
     return render("data_scenes", context=page, films=films)
 
 
@@ -467,7 +468,7 @@ def cut(page: CurrentPage, form: PostedForm) -> Response:
     if row["picture"]:
         raise VideotuneError(f"{row['name']} is a folder of frames: move them by hand")
 
-    out = folder_of_scenes(project, row["name"])
+    out = film_scenes.folder_of_scenes(project, row["name"])
     arguments = ["dataset", "split", str(row["clip"].path), "--out", str(out)]
     jobs.start(project.folder, "split", arguments, row["path"])
     return reply(f"Cutting {row['name']} into scenes")
@@ -480,7 +481,7 @@ def scene(page: CurrentPage, form: PostedForm) -> Response:
     """
     project = page.current_project
     with projects.lock_of(project.folder):
-        return decide_scenes(project, form)
+        return film_scenes.decide_scenes(project, form)
 
 
 @routes.post("/data/bin/{act}")

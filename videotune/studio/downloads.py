@@ -85,6 +85,9 @@ commands on purpose.
 _REPORT_CHAPTER = re.compile(
     rf'<section id="(?:{_REPORT_CHAPTERS})">.*?</section>', re.DOTALL
 )
+_FOLDER_LINK = re.compile(r'<a href="[^":#?]*/[^"./]*">(.*?)</a>')
+"""A link to a folder beside the report, which a browser shows of a disk alone."""
+
 _REPORT_NOTE = re.compile(r"<(li|p)\b[^>]*>[^<]*</\1>")
 """A note is a text without parts of its own. So the commands of the outcome, beside
 which the report names the studio's button, stay.
@@ -186,7 +189,8 @@ def report_in_page_words(report: str) -> str:
             lambda note: _TEXT.sub(_in_page_words, note[0]), chapter[0]
         )
 
-    return _REPORT_CHAPTER.sub(translate, report)
+    without_folders = _FOLDER_LINK.sub(r"<code>\1</code>", report)
+    return _REPORT_CHAPTER.sub(translate, without_folders)
 
 
 def _in_page_words(match: re.Match[str]) -> str:

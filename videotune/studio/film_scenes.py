@@ -1,6 +1,8 @@
 """The scenes that a long video was cut into, until each is kept or removed."""
 
 import re
+import shutil
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,6 +10,7 @@ from fastapi import Response
 
 from videotune.data.clip_file import CLIP_SUFFIXES
 from videotune.errors import VideotuneError
+from videotune.queue.jobs import latest
 from videotune.studio import clip_history, trash
 from videotune.studio.projects import CLIPS, Project, inside
 from videotune.studio.records import ClipMove
@@ -17,6 +20,10 @@ SCENES = "scenes"
 """Folder of a project that holds the scenes of each film until they are kept or
 removed.
 """
+
+
+SECONDS_TOLD = 600
+"""How long the page says that a film has no cut."""
 
 
 def folder_of_scenes(project: Project, name: str) -> Path:
@@ -33,6 +40,26 @@ def files_of_scenes(film: Path) -> list[str]:
         for path in film.iterdir()
         if path.suffix.lower() in CLIP_SUFFIXES and not path.name.startswith(".")
     )
+
+
+def remove_scenes(film: Path) -> None:
+    """Delete the folder of a film's scenes."""
+    shutil.rmtree(film)
+
+
+def describe_cut(project: Project) -> str:
+    """Return that the film of which scenes were asked for last has none, for some minutes;
+    empty otherwise.
+    """
+    job = latest(project.folder, "split")
+    if job is None or job.state != "done" or not (project.folder / job.about).is_file():
+        return ""
+    if time.time() - (job.ended or 0) > SECONDS_TOLD:
+        return ""
+    name = Path(job.about).name
+    if files_of_scenes(folder_of_scenes(project, name)):
+        return ""
+    return f"{name} has no cut, so it stays as it is."
 
 
 def list_films(project: Project) -> list[tuple[str, list[str]]]:

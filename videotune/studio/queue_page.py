@@ -22,7 +22,7 @@ from videotune.queue.sweep import combinations
 from videotune.runs.run_life import life
 from videotune.studio import gpu, header, projects, run_cards
 from videotune.studio.field_errors import FieldError
-from videotune.studio.form import set_key
+from videotune.studio.form import fields, set_key
 from videotune.studio.header import QUEUE_FOLDER
 from videotune.studio.licences import refuse_open_licence
 from videotune.studio.projects import Project, inside
@@ -383,6 +383,7 @@ def board(page: PageContext) -> str:
         },
         life=life,
         best=best_validation_loss,
+        setting_names={field.key: field.name for field in fields()},
         far=lambda entry: process_progress(read_live(entry.run), entry.job),
         time_left=time_left,
     )

@@ -22,6 +22,7 @@ from videotune.studio import clip_row, clip_words, clips, gpu, projects, run_sta
 from videotune.studio.clip_row import ClipRow
 from videotune.studio.data_changes import changes_since
 from videotune.studio.failures import open_failure
+from videotune.studio.film_scenes import list_films
 from videotune.studio.form import inherited_values
 from videotune.studio.project_plan import plan_answer
 from videotune.studio.projects import Project
@@ -108,12 +109,19 @@ def next_stage(all_stages: list[Stage]) -> Stage | None:
 
 def _clips_stage(project: Project, rows: list[ClipRow]) -> Stage:
     sources = project.facts.get("sources", [])
-    if not rows and not sources:
+    scene_count = sum(len(names) for _, names in list_films(project))
+    if not rows and not sources and not scene_count:
         return Stage(
             "clips", "open", "no clips yet", "data", "Add clips", part="add-clips"
         )
 
     text = counted(len(rows), "clip") if rows else counted(len(sources), "dataset")
+    if scene_count:
+        scenes = counted(scene_count, "scene")
+        action = f"Keep {scenes}, or remove some"
+        text += f", {scenes} to look at"
+        return Stage("clips", "open", text, "data", action, part="r-scenes")
+
     unusable = [row for row in rows if clip_row.state_of(row) == "unusable"]
     if unusable and not project.facts.get("allow_skips"):
         text += f", {len(unusable)} cannot be used"

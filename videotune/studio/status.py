@@ -3,11 +3,12 @@
 import re
 import time
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from stat import S_ISREG
 from threading import Lock
@@ -190,21 +191,37 @@ def checkpoints(run: Path) -> list[tuple[int, Path]]:
 def process_progress(run: Run, job: QueuedJob | None) -> RunProgress:
     """Return how far the present process of a run is.
 
-    A resumed run begins at its newest checkpoint. Until it has removed the later steps
-    from the journal, they are those of the process before it.
+    A resumed run begins at its newest checkpoint, or at the one that it is to go back to.
+    Until it has removed the later steps from the journal, they are those of the process
+    before it.
     """
     journal_progress = progress(run)
     if job is None or not job.is_running or (run.written or 0) >= job.started:
         return journal_progress
 
     saved_step = max((step for step, _ in checkpoints(run.folder)), default=0)
+    first_step = _number_in(job.arguments, r"--from", r"(\d+)")
+    steps = _number_in(job.arguments, r"--set", r"steps=(\d+)")
     return RunProgress(
-        done=min(saved_step, journal_progress.done),
-        total=journal_progress.total,
+        done=min(saved_step, journal_progress.done)
+        if first_step is None
+        else first_step,
+        total=journal_progress.total if steps is None else steps,
         left=None,
         throughput=None,
         loss=None,
     )
+
+
+def _number_in(arguments: Sequence[str], option: str, pattern: str) -> int | None:
+    """Return the number in a value of an option, by a pattern with one group; None if no
+    value matches.
+    """
+    for name, value in pairwise(arguments):
+        match = re.fullmatch(pattern, value)
+        if name == option and match is not None:
+            return int(match[1])
+    return None
 
 
 def best_validation_loss(run: Path) -> float | None:

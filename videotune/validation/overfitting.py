@@ -393,14 +393,19 @@ def turned_first(readings: Sequence[Reading]) -> int:
 
 
 def recent_readings(readings: Sequence[Reading]) -> Sequence[Reading]:
-    """Return the readings whose trend decides between LEARNING and PLATEAU."""
-    return readings[-max(MIN_READINGS, ceil(len(readings) / 3)) :]
+    """Return the readings whose trend decides between LEARNING and PLATEAU.
+
+    The first is left out: the fall from the base model says nothing of how a run goes on.
+    """
+    after_first = readings[1:]
+    return after_first[-max(MIN_READINGS, ceil(len(readings) / 3)) :]
 
 
 def _recent_trend(readings: Sequence[Reading]) -> tuple[str, str]:
     """Return LEARNING or PLATEAU, and why.
 
-    The trend is measured over the last third of the readings, at least three.
+    The trend is measured over the last third of the readings, at least three, without the
+    first.
     """
     recent = recent_readings(readings)
     first = recent[0]
