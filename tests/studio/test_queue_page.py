@@ -11,6 +11,7 @@ import pytest
 
 from tests.studio.test_jobs import sleeper
 from tests.support.job_folders import steps
+from tests.support.reports import full_run
 from tests.support.waiting import wait_until
 from videotune.errors import VideotuneError
 from videotune.files import write_json
@@ -130,6 +131,11 @@ def test_a_sweep_says_whether_a_loss_will_come(
     shown = client.get("/queue").text
     assert shown.count("none yet") == (0 if has_ended else 2)
     assert '<th scope="col">Learning rate</th>' in shown
+
+    for run in ("sweep-1.1", "sweep-1.2"):
+        full_run(cats.folder / "runs" / run)
+    shown = client.get("/queue").text
+    assert "/p/cats/compare?run=sweep-1.1&amp;run=sweep-1.2" in shown
 
 
 def test_the_worker_begins_where_something_waits_has_each_card_and_ends_by_itself(
