@@ -347,6 +347,22 @@ def test_letters_join_cuts_if_a_folder_has_several_such_names(
 
 
 @pytest.mark.parametrize(
+    ("aside", "is_shared"),
+    [(["film_a", "film_b", "sea_a", "sea_b"], True), (["film_a", "sea_a"], False)],
+)
+def test_cuts_aside_of_a_film_that_is_trained_whole_are_reported(
+    aside: list[str], is_shared: bool
+) -> None:
+    paths = ["train/film.mp4", "train/hill.mp4", *(f"aside/{one}.mp4" for one in aside)]
+    clips = [SourceClip(PurePosixPath(path), 5.0) for path in paths]
+    sources, _, _ = group_by_source(clips)
+    kinds = ["train", "train", *["validation"] * len(aside)]
+    _, notes = hold_out(list(sources), kinds, 0.1, 42)
+    assert any("aside/film" in note for note in notes) == is_shared
+    assert not any("aside/sea" in note for note in notes)
+
+
+@pytest.mark.parametrize(
     ("training", "count"),
     [
         (["sea_1", "sea_2", "hill_1", "hill_2"], 1),

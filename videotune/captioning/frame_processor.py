@@ -15,15 +15,17 @@ def load_frame_processor(source: str, *, local_files_only: bool) -> Any:
         source: a folder or an id of the Hub.
         local_files_only: whether the Hub is not asked.
     """
-    options = {"trust_remote_code": False, "local_files_only": local_files_only}
-    config = transformers.AutoConfig.from_pretrained(source, **options)
-    if type(config) not in transformers.PROCESSOR_MAPPING:
-        return transformers.AutoProcessor.from_pretrained(source, **options)
-
-    processor_class: Any = transformers.PROCESSOR_MAPPING[type(config)]
-    if VIDEO_PART not in processor_class.get_attributes():
-        return transformers.AutoProcessor.from_pretrained(source, **options)
-    return _without_video(processor_class).from_pretrained(source, **options)
+    config = transformers.AutoConfig.from_pretrained(
+        source, trust_remote_code=False, local_files_only=local_files_only
+    )
+    processor_class: Any = transformers.AutoProcessor
+    if type(config) in transformers.PROCESSOR_MAPPING:
+        class_of_model = transformers.PROCESSOR_MAPPING[type(config)]
+        if VIDEO_PART in class_of_model.get_attributes():
+            processor_class = _without_video(class_of_model)
+    return processor_class.from_pretrained(
+        source, trust_remote_code=False, local_files_only=local_files_only
+    )
 
 
 def _without_video(processor_class: Any) -> Any:

@@ -252,6 +252,7 @@ def _notes_on_shared_sources(
     for source in validation_sources:
         if not _names_of_video(source).isdisjoint(cut_names):
             shared.add(source)
+    shared |= _cut_from_trained_clips(sources, kinds, validation_sources)
     if not shared:
         return []
 
@@ -270,6 +271,31 @@ def _notes_on_shared_sources(
         f"the validation loss will look better than it is. {'. '.join(remedies)}"
     )
     return [Remark("shared_sources", note)]
+
+
+def _cut_from_trained_clips(
+    sources: Sequence[str], kinds: Sequence[str], validation_sources: set[str]
+) -> set[str]:
+    """Return the sources of several validation clips that have the name of a clip that is
+    trained whole: film_a and film_b, beside film.
+    """
+    validation_counts = Counter(
+        source
+        for source, kind in zip(sources, kinds, strict=True)
+        if kind == "validation"
+    )
+    other_names = {
+        _name_of(source)
+        for source, kind in zip(sources, kinds, strict=True)
+        if kind != "validation"
+    }
+    return {
+        source
+        for source in validation_sources
+        if validation_counts[source] > 1
+        and _name_of(source) in other_names
+        and not CAMERA.match(_name_of(source))
+    }
 
 
 def _pairs_across(
