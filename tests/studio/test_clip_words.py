@@ -296,6 +296,30 @@ def test_a_note_that_a_warning_of_the_clips_says_already_is_left_out() -> None:
     assert clip_words.without_repeats([slow, mixed], [repeated]) == [mixed]
 
 
+def test_a_text_that_is_nearly_named_as_a_clip_becomes_its_caption(
+    client: Any, cats: projects.Project
+) -> None:
+    clips_folder = cats.folder / "clips"
+    (clips_folder / "kitten_b.mp4").write_bytes(b"film")
+    (clips_folder / "kiten_b.txt").write_text("a kitten\n")
+    note = "1 caption file has no clip of the same name: kiten_b.txt (nearly kitten_b)"
+    check(cats, {"kitten_b": {"caption": ""}}, [note], ["captions_without_clip"])
+    address = f"/p/{cats.name}/data"
+    assert "Use kiten_b.txt for kitten_b.mp4" in client.get(address).text
+
+    for wrong in ("clips/kitten_b.mp4", "clips/other.txt", "../x.txt", ""):
+        answer = client.post(f"{address}/use-text", data={"path": wrong})
+        assert answer.status_code == 422, wrong
+    answer = client.post(f"{address}/use-text", data={"path": "clips/kiten_b.txt"})
+    assert answer.status_code == 204
+    assert (clips_folder / "kitten_b.txt").read_text().strip() == "a kitten"
+    assert not (clips_folder / "kiten_b.txt").exists()
+
+    undo = json.loads(answer.headers["hx-trigger"])["toast"]["action"]
+    client.post(undo["post"], data=undo["values"])
+    assert not (clips_folder / "kitten_b.txt").exists()
+
+
 @pytest.mark.parametrize(
     "names", ["notes.txt", "notes.txt (nearly note)", "notes.txt, z.txt and 2 more"]
 )

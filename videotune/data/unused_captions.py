@@ -4,7 +4,7 @@ import difflib
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -197,22 +197,23 @@ class UnusedCaptions:
     def _near_clip(self, path: str) -> str | None:
         """Return the name of the clip without a caption that a text file is nearly named
         as; None if there is none, or if there are too many names to compare.
-
-        A number tells clips apart, so it must be the same.
         """
-        name = _stem(path, self.caption_suffix)
         if len(self._expected_by_stem) * len(self._without_clip) > MAX_COMPARISONS:
             return None
-        numbers = re.findall(r"\d+", name)
-        names = [
-            other
-            for other in self._expected_by_stem
-            if re.findall(r"\d+", other) == numbers
-        ]
-        return next(iter(difflib.get_close_matches(name, names, 1, NEAR)), None)
+        return near_name(_stem(path, self.caption_suffix), self._expected_by_stem)
 
     def _relative(self, path: str) -> str:
         return path.removeprefix(self.prefix)
+
+
+def near_name(name: str, names: Iterable[str]) -> str | None:
+    """Return the name that another one differs from by a slip; None if there is none.
+
+    A number tells clips apart, so it must be the same.
+    """
+    numbers = re.findall(r"\d+", name)
+    others = [other for other in names if re.findall(r"\d+", other) == numbers]
+    return next(iter(difflib.get_close_matches(name, others, 1, NEAR)), None)
 
 
 def _sibling_caption(clip: ClipFile, suffix: str) -> str:

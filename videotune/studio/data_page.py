@@ -114,7 +114,7 @@ def state(page: PageContext) -> str:
 
     return render(
         "data_state",
-        strays=strays,
+        strays={path: stray_texts.clip_of_stray(path, rows) for path in strays},
         context=page,
         waiting=is_check_due,
         check=check,

@@ -8,11 +8,13 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Response
 
+from videotune.data.captions import read_caption
 from videotune.data.clip_file import CAPTION_SUFFIXES
 from videotune.data.remarks import code_of
+from videotune.data.unused_captions import near_name
 from videotune.errors import VideotuneError
-from videotune.studio import clips, projects, trash
-from videotune.studio.clip_row import ClipRow
+from videotune.studio import captions_edit, clips, projects, trash
+from videotune.studio.clip_row import ClipRow, needs_caption
 from videotune.studio.data_notes import DataNotes
 from videotune.studio.projects import CLIPS, HELD_OUT, Project, visible_files
 from videotune.studio.web import CurrentPage, PostedForm, ToastAction, reply
@@ -62,6 +64,42 @@ def with_strays(
         return notes, strays
     others = [note for note in notes.serious if code_of(note) != NOTE]
     return replace(notes, serious=tuple(others)), []
+
+
+def clip_of_stray(path: str, rows: Collection[ClipRow]) -> ClipRow | None:
+    """Return the clip without a caption whose name differs from that of a text file by a
+    slip.
+    """
+    lacking = {Path(row["name"]).stem: row for row in rows if needs_caption(row)}
+    name = near_name(Path(path).stem, lacking)
+    if name is None:
+        return None
+    return lacking[name]
+
+
+@routes.post("/data/use-text")
+def use_text(page: CurrentPage, form: PostedForm) -> Response:
+    """Make a text file the caption of the clip that it is nearly named as, and move the
+    file to the bin.
+    """
+    project = page.current_project
+    path = form["path"]
+    with projects.lock_of(project.folder):
+        rows = clips.table(project).rows.values()
+        row = None
+        if path in stray_texts(project, rows):
+            row = clip_of_stray(path, rows)
+        if row is None:
+            raise VideotuneError(
+                f"no clip without a caption is nearly named as {path[:200]}: reload the page"
+            )
+        stray_file = project.folder / path
+        text = "\n".join(read_caption(stray_file))
+        batch = captions_edit.change(project, {row["path"]: text}, "edit")
+        trash.move_to_trash(project.folder, "text", stray_file.name, [stray_file])
+    address = f"/p/{quote(project.name, safe='')}/data/undo"
+    undo = ToastAction(words="Undo", post=address, values={"batch": batch})
+    return reply(f"{row['name']} has the caption of {Path(path).name}", action=undo)
 
 
 @routes.post("/data/remove-text")
