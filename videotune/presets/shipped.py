@@ -63,6 +63,7 @@ def preset_named(name: str) -> str:
         for preset in memory_classes
         if wanted_words <= set(_words_of(preset.lower()))
     ]
+    similar.sort(key=lambda preset: memory_classes[preset] or 0)
     if wanted_words:
         similar = list(dict.fromkeys([*_other_sizes(wanted, memory_classes), *similar]))
     if not wanted_words or not similar:
