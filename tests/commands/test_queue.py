@@ -109,6 +109,16 @@ def test_the_highest_priority_is_first_and_then_what_was_added_first(
     assert [one.name for one in entries(home)] == ["b", "a", "c", "by-hand"]
 
 
+def test_a_new_command_for_an_old_entry_goes_after_what_waits(filled: Queue) -> None:
+    home = filled(a=0, b=0, c=0)
+    ended(home, "a", 0)
+    requeue(home, "a", ["train", "--resume"])
+    assert [one.name for one in entries(home)] == ["b", "c", "a"]
+    ended(home, "b", 0)
+    requeue(home, "b")
+    assert [one.name for one in entries(home)] == ["b", "c", "a"], "tried again"
+
+
 OUTCOMES = [
     ([1], "waiting", 1), ([1, 1], "failed", 2), ([2, 1], "failed", 2), ([-9, -9], "failed", 2), ([0], "done", 0),
     ([1, 0], "done", 0), ([130], "stopped", 0), ([None], "waiting", 0), ([1, None], "waiting", 0), ([None, 1], "waiting", 1),

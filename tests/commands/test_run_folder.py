@@ -51,6 +51,7 @@ from videotune.reporter.build import write_report
 from videotune.reporter.contact_sheet import cache_pictures, copy_pictures
 from videotune.reporter.diagnosis import diagnose, repair_journal
 from videotune.runs import checkpoint_writer, journal
+from videotune.runs.heartbeat import Heartbeat
 from videotune.runs.journal import read_journal
 from videotune.runs.rollback import RUN_RECORDS
 from videotune.runs.run_dir import OWN, SCHEDULER, begin, only_process, poll_control
@@ -99,6 +100,16 @@ def test_what_a_run_writes_is_what_a_new_one_refuses(work: Work) -> None:
         ).iterdir()
     }
     assert there - {".lock", "heartbeat.json"} <= set(OWN)
+
+
+def test_a_run_that_another_process_trains_is_not_said_to_wait_for_a_resume(
+    work: Work,
+) -> None:
+    run = work.copy("steps=3")
+    Heartbeat(run).beat()  # of this process, which is alive
+    with pytest.raises(VideotuneError, match="videotune wait") as told:
+        train(work.overrides("steps=1"), run)
+    assert "resume" not in str(told.value)
 
 
 def test_an_older_run_without_its_config_is_not_trained_over(work: Work) -> None:

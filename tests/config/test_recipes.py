@@ -192,6 +192,7 @@ def test_intervals_fit_the_run(tmp_path: Path, preset: str, clips: int) -> None:
         assert key not in keys
         assert keys.get(f"{key}_epochs", 1) <= keys["epochs"] / 2
     assert keys["save_every_epochs"] > 0
+    assert 3 * keys["validate_every_epochs"] < keys["epochs"], "enough for a verdict"
     assert keys.get("warmup_steps", 0) < clips * keys["epochs"] / keys["batch_size"]
 
 

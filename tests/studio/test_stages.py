@@ -28,6 +28,7 @@ from videotune.studio import (
     project_plan,
     projects,
     queue_page,
+    run_states,
     stages,
     this_computer,
 )
@@ -258,6 +259,34 @@ def test_scenes_that_wait_are_the_next_step(
 
     client.post("/p/cats/data/scene", data={"film": "film", "keep": "1"})
     assert "scene" not in stages_of(cats)["clips"].text
+
+
+def test_the_path_follows_the_run_that_trains_and_not_one_that_waits(
+    cats: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes = {"third": "queued", "second": "running", "first": "done"}
+    monkeypatch.setattr(
+        run_states, "run_state", lambda page, name: (None, None, None, codes[name])
+    )
+    page = PageContext(
+        root=cats.folder.parent, is_local=True, project=cats, query=FormData({})
+    )
+    assert run_states.run_to_follow(page, list(codes)) == "second"
+    codes["second"] = "stopped"
+    assert run_states.run_to_follow(page, list(codes)) == "third", "it is the next"
+
+
+def test_runs_are_in_the_order_in_which_they_began(cats: Project) -> None:
+    """The folders of an imported project are all new."""
+    for name, begun in (("b", 30.0), ("a", 10.0), ("c", 20.0)):
+        folder = cats.folder / "runs" / name
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+        start = {"kind": "start", "time": begun}
+        (folder / "journal.jsonl").write_text(json.dumps(start) + "\n")
+    assert run_states.run_names(cats, cats.folder.parent) == ["b", "c", "a"]
+    (cats.folder / "runs" / "a" / "journal.jsonl").write_text("damaged")
+    assert run_states.run_names(cats, cats.folder.parent)[0] == "a", "by its folder"
 
 
 def test_a_run_that_waits_has_not_made_its_plan_yet(

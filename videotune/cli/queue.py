@@ -182,7 +182,8 @@ def run(
 def rm(name: EntryOption, queue: QueueFolder = DEFAULT_QUEUE) -> None:
     """Remove an entry; a running one is saved and stopped. Its run folder stays."""
     run_folder = entries.remove(queue, name)
-    echo(f"{name} is removed from the queue; its run folder stays: {run_folder}")
+    stays = f"; its run folder stays: {run_folder}" if run_folder.exists() else ""
+    echo(f"{name} is removed from the queue{stays}")
 
 
 @takes_config

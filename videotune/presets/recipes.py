@@ -33,6 +33,9 @@ EPOCHS = (
 SAVES = 5
 """Checkpoints of a run that is shorter than the usual intervals."""
 
+VALIDATIONS = 4
+"""Validations of such a run, besides that before the first step."""
+
 USUAL_INTERVAL = 250
 """Steps between checkpoints by default."""
 
@@ -421,6 +424,14 @@ def _fit_intervals(
         reasons["save_every_epochs"] = (
             f"{SAVES} checkpoints to choose from; the default, every {USUAL_INTERVAL} "
             "steps, may be more than the run has"
+        )
+
+    has_validations = not {"validate_every", "validate_every_epochs"}.isdisjoint(keys)
+    if not has_validations and expected_steps < SAVES * USUAL_INTERVAL:
+        keys["validate_every_epochs"] = round(epochs / VALIDATIONS, 2)
+        reasons["validate_every_epochs"] = (
+            f"{VALIDATIONS} validations: a verdict needs 3, and by default a run of so "
+            "few steps may make fewer"
         )
 
     if preset_steps and clips and keys.get("warmup_steps"):

@@ -406,6 +406,8 @@ def requeue(queue: Path, name: str, arguments: Sequence[str] | None = None) -> N
         "refused": "",
         "words": list(new_arguments),
     }
+    if arguments is not None:
+        change["added"] = time.time()  # a new command goes after what waits
     change_records(queue, {name: change})
 
 

@@ -29,9 +29,10 @@ from videotune.files import (
     write_json,
 )
 from videotune.job.job import Job, with_views
+from videotune.runs.run_life import life
 from videotune.runs.schemas import read_record
 from videotune.runs.way_on import describe_way_on
-from videotune.text import some
+from videotune.text import as_argument, some
 from videotune.types import BasePlace
 
 CONTROL_KEYS = ("stop", "save", "sample")
@@ -181,6 +182,11 @@ def _refuse_taken(run: Path) -> None:
     overwrite.
     """
     if (run / "config.json").exists():
+        if (life(run) or {}).get("alive"):
+            raise VideotuneError(
+                f"--out: {run} is being trained by another process: videotune wait "
+                f"{as_argument(run)} waits for its end. Or choose another --out"
+            )
         raise VideotuneError(
             f"--out: {run} already holds a run. {describe_way_on(run)}; or choose another --out"
         )

@@ -1,5 +1,8 @@
 """Which runs a project has, and what each of them does now."""
 
+import json
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from videotune.queue import entries as queued
@@ -19,6 +22,9 @@ from videotune.studio.web import PageContext
 
 RUNNING_STATES = ("running", "paused")
 
+MAX_LINE = 100_000
+"""Characters of a journal's first line that are read."""
+
 
 BUSY_STATUSES = ("queued", "running", "paused", "suspended", "stopping", "ending")
 
@@ -34,12 +40,22 @@ def run_names(project: Project, root: Path) -> list[str]:
     for path in (project.folder / "runs").glob("*/config.json"):
         folder = path.parent
         if RUN_NAME.fullmatch(folder.name):
-            started_at[folder.name] = folder.stat().st_ctime
+            started_at[folder.name] = _begun_at(folder)
 
     for entry in queue_page.shown_entries(root, project):
         if entry.kind == "train":
             started_at[entry.run.name] = entry.added
     return sorted(started_at, key=lambda name: -started_at[name])
+
+
+def _begun_at(folder: Path) -> float:
+    """Return when a run began, by its journal: a copy of its folder is newer."""
+    with (
+        suppress(OSError, ValueError, KeyError, TypeError),
+        (folder / "journal.jsonl").open(encoding="utf-8") as journal,
+    ):
+        return float(json.loads(journal.readline(MAX_LINE))["time"])
+    return folder.stat().st_ctime
 
 
 def selected_run(page: PageContext) -> str:
@@ -134,3 +150,12 @@ def run_state(
     entry = training_entry(page.root, project, name)
     job = run_job(page.root, project, name)
     return run, entry, job, run_status(run, entry, job)
+
+
+def run_to_follow(page: PageContext, names: Sequence[str]) -> str:
+    """Return the newest run; one that trains, if the newest ones only wait."""
+    for name in names:
+        code = run_state(page, name)[3]
+        if code != "queued":
+            return name if code in BUSY_STATUSES else names[0]
+    return names[0]

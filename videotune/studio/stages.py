@@ -192,12 +192,12 @@ def _run_stages(page: PageContext) -> Iterator[Stage]:
         yield Stage("result", "open", "after the run", "results")
         return
 
-    state = run_states.run_state(page, names[0])
+    name = run_states.run_to_follow(page, names)
+    state = run_states.run_state(page, name)
     failure = open_failure(page.current_project, state[1])
     if failure and state[3] not in BUSY_STATUSES:
-        yield from _stages_of_failure(names[0], state[0], plan, failure)
+        yield from _stages_of_failure(name, state[0], plan, failure)
         return
-    name = names[0]
     if has_changed_since(page.current_project, state):
         run_of_now = run_with_settings_of_now(page, name)
         if run_of_now is None:
