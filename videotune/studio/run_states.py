@@ -1,6 +1,5 @@
 """Which runs a project has, and what each of them does now."""
 
-import json
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -10,7 +9,8 @@ from videotune.queue.entries import QueueEntry
 from videotune.queue.jobs import QueuedJob
 from videotune.reporter.outcome import describe_state
 from videotune.reporter.progress import progress
-from videotune.reporter.read import Run, mapping
+from videotune.reporter.read import Run, mapping, number
+from videotune.runs.schemas import parse_line
 from videotune.studio import (
     projects,
     queue_page,
@@ -23,7 +23,7 @@ from videotune.studio.web import PageContext
 RUNNING_STATES = ("running", "paused")
 
 MAX_LINE = 100_000
-"""Characters of a journal's first line that are read."""
+"""Bytes of a journal's first line that are read."""
 
 
 BUSY_STATUSES = ("queued", "running", "paused", "suspended", "stopping", "ending")
@@ -50,11 +50,12 @@ def run_names(project: Project, root: Path) -> list[str]:
 
 def _begun_at(folder: Path) -> float:
     """Return when a run began, by its journal: a copy of its folder is newer."""
-    with (
-        suppress(OSError, ValueError, KeyError, TypeError),
-        (folder / "journal.jsonl").open(encoding="utf-8") as journal,
-    ):
-        return float(json.loads(journal.readline(MAX_LINE))["time"])
+    with suppress(OSError, ValueError):
+        with (folder / "journal.jsonl").open("rb") as journal:
+            first_line = parse_line(journal.readline(MAX_LINE))
+        begun = number(first_line.get("time"))
+        if begun is not None:
+            return begun
     return folder.stat().st_ctime
 
 
