@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.support.clips import write_clip
+from tests.support.clips import noise, write_clip
 from tests.support.job_folders import ended_job
 from videotune.errors import VideotuneError
 from videotune.files import write_json
@@ -214,18 +214,19 @@ def test_a_captioning_job_is_one_change(
     assert not (cats.folder / "clips/c.txt").exists()
 
 
-@pytest.mark.parametrize("scene_count", [1, 2])
+@pytest.mark.parametrize("lengths", [(24,), (12,), (12, 12)])
 def test_a_film_without_a_cut_stays_where_it_is(
-    client: Any, cats: projects.Project, scene_count: int
+    client: Any, cats: projects.Project, lengths: tuple[int, ...]
 ) -> None:
+    """A single scene that is shorter is what is left beside scenes that are too short."""
+    write_clip(cats.folder / "clips/a.mp4", noise(24, 32, 32), 12)
     film = cats.folder / "scenes" / "a"
-    film.mkdir(parents=True)
-    for number in range(scene_count):
-        (film / f"a-scene-{number}.mp4").write_bytes(b"film")
+    for number, length in enumerate(lengths):
+        write_clip(film / f"a-scene-{number}.mp4", noise(length, 32, 32), 12)
     ended_job(cats, "split", 0, about="clips/a.mp4")
     captions_edit.finish_jobs(cats)
 
-    stays = scene_count == 1
+    stays = lengths == (24,)
     assert (cats.folder / "clips/a.mp4").exists() == stays
     assert film.exists() == (not stays)
     assert ("a.mp4 has no cut" in client.get(DATA).text) == stays

@@ -284,18 +284,19 @@ def _cut_from_trained_clips(
         for source, kind in zip(sources, kinds, strict=True)
         if kind == "validation"
     )
-    other_names = {
+    trained_names = {
         _name_of(source)
         for source, kind in zip(sources, kinds, strict=True)
         if kind != "validation"
     }
-    return {
-        source
-        for source in validation_sources
-        if validation_counts[source] > 1
-        and _name_of(source) in other_names
-        and not CAMERA.match(_name_of(source))
-    }
+
+    found = set()
+    for source in validation_sources:
+        name = _name_of(source)
+        has_several_cuts = validation_counts[source] > 1
+        if has_several_cuts and name in trained_names and not CAMERA.match(name):
+            found.add(source)
+    return found
 
 
 def _pairs_across(

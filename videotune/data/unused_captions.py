@@ -212,8 +212,8 @@ def near_name(name: str, names: Iterable[str]) -> str | None:
     A number tells clips apart, so it must be the same.
     """
     numbers = re.findall(r"\d+", name)
-    others = [other for other in names if re.findall(r"\d+", other) == numbers]
-    return next(iter(difflib.get_close_matches(name, others, 1, NEAR)), None)
+    comparable = [each for each in names if re.findall(r"\d+", each) == numbers]
+    return next(iter(difflib.get_close_matches(name, comparable, 1, NEAR)), None)
 
 
 def _sibling_caption(clip: ClipFile, suffix: str) -> str:

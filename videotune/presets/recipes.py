@@ -39,6 +39,20 @@ VALIDATIONS = 4
 USUAL_INTERVAL = 250
 """Steps between checkpoints by default."""
 
+SHORT_RUN_INTERVALS = {
+    "save_every": (
+        SAVES,
+        f"{SAVES} checkpoints to choose from; the default, every {USUAL_INTERVAL} "
+        "steps, may be more than the run has",
+    ),
+    "validate_every": (
+        VALIDATIONS,
+        f"{VALIDATIONS} validations: a verdict needs 3, and by default a run of so "
+        "few steps may make fewer",
+    ),
+}
+"""What a run that is shorter gets by default: how often in the run, and the reason."""
+
 INTERVALS = ("save_every", "validate_every", "sample_after")
 """Keys in steps that have a twin in passes over the data."""
 
@@ -418,21 +432,11 @@ def _fit_intervals(
             reasons[f"{key}_epochs"] = reasons.get(key, "as in the preset")
 
     expected_steps = clips * epochs / keys.get("batch_size", 1)
-    has_interval = not {"save_every", "save_every_epochs"}.isdisjoint(keys)
-    if not has_interval and expected_steps < SAVES * USUAL_INTERVAL:
-        keys["save_every_epochs"] = round(epochs / SAVES, 2)
-        reasons["save_every_epochs"] = (
-            f"{SAVES} checkpoints to choose from; the default, every {USUAL_INTERVAL} "
-            "steps, may be more than the run has"
-        )
-
-    has_validations = not {"validate_every", "validate_every_epochs"}.isdisjoint(keys)
-    if not has_validations and expected_steps < SAVES * USUAL_INTERVAL:
-        keys["validate_every_epochs"] = round(epochs / VALIDATIONS, 2)
-        reasons["validate_every_epochs"] = (
-            f"{VALIDATIONS} validations: a verdict needs 3, and by default a run of so "
-            "few steps may make fewer"
-        )
+    if expected_steps < SAVES * USUAL_INTERVAL:
+        for key, (count, reason) in SHORT_RUN_INTERVALS.items():
+            if {key, f"{key}_epochs"}.isdisjoint(keys):
+                keys[f"{key}_epochs"] = round(epochs / count, 2)
+                reasons[f"{key}_epochs"] = reason
 
     if preset_steps and clips and keys.get("warmup_steps"):
         share = keys["warmup_steps"] / preset_steps

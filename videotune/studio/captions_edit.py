@@ -16,6 +16,7 @@ from videotune.studio.clip_row import ClipRow, is_aside
 from videotune.studio.film_scenes import (
     files_of_scenes,
     folder_of_scenes,
+    is_whole,
     remove_scenes,
 )
 from videotune.studio.projects import Project, lock_of
@@ -227,10 +228,10 @@ def _finish_job(project: Project, job: QueuedJob) -> None:
     marker.touch()
 
     if job.kind == "split" and job.state == "done" and job.about in rows:
-        film = folder_of_scenes(project, rows[job.about]["name"])
-        scene_names = files_of_scenes(film)
-        if len(scene_names) == 1:
-            remove_scenes(film)  # without a cut it is the clip itself
+        scenes_folder = folder_of_scenes(project, rows[job.about]["name"])
+        scenes = [scenes_folder / name for name in files_of_scenes(scenes_folder)]
+        if len(scenes) == 1 and is_whole(scenes[0], project.folder / job.about):
+            remove_scenes(scenes_folder)
         else:
             clips.move(project, [job.about], "bin")
     elif (job.folder / "before.json").is_file():

@@ -9,6 +9,8 @@ from pathlib import Path
 from fastapi import Response
 
 from videotune.data.clip_file import CLIP_SUFFIXES
+from videotune.data.file_checks import ClipProblem
+from videotune.data.probe import probe
 from videotune.errors import VideotuneError
 from videotune.queue.jobs import latest
 from videotune.studio import clip_history, trash
@@ -21,6 +23,9 @@ SCENES = "scenes"
 removed.
 """
 
+
+MAX_DIFFERENCE = 0.1
+"""Seconds by which a scene and a film without a cut may differ."""
 
 SECONDS_TOLD = 600
 """How long the page says that a film has no cut."""
@@ -40,6 +45,17 @@ def files_of_scenes(film: Path) -> list[str]:
         for path in film.iterdir()
         if path.suffix.lower() in CLIP_SUFFIXES and not path.name.startswith(".")
     )
+
+
+def is_whole(scene: Path, film: Path) -> bool:
+    """Return whether a scene is as long as its film, which then has no cut.
+
+    The only scene may also be what is left where the others are too short.
+    """
+    try:
+        return abs(probe(scene).seconds - probe(film).seconds) < MAX_DIFFERENCE
+    except ClipProblem:
+        return False
 
 
 def remove_scenes(film: Path) -> None:

@@ -104,11 +104,11 @@ def is_queued_already(page: PageContext, run: str, arguments: Sequence[str]) -> 
 
 def _without_folder(arguments: Sequence[str]) -> list[str]:
     """Return a command without the folder that it writes."""
-    rest = list(arguments)
-    if "--out" in rest:
-        position = rest.index("--out")
-        del rest[position : position + 2]
-    return rest
+    command = list(arguments)
+    if "--out" in command:
+        position = command.index("--out")
+        del command[position : position + 2]
+    return command
 
 
 def export(page: PageContext, run: Path, form: FormData) -> str:

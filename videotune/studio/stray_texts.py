@@ -84,6 +84,7 @@ def use_text(page: CurrentPage, form: PostedForm) -> Response:
     """
     project = page.current_project
     path = form["path"]
+
     with projects.lock_of(project.folder):
         rows = clips.table(project).rows.values()
         row = None
@@ -93,10 +94,12 @@ def use_text(page: CurrentPage, form: PostedForm) -> Response:
             raise VideotuneError(
                 f"no clip without a caption is nearly named as {path[:200]}: reload the page"
             )
+
         stray_file = project.folder / path
         text = "\n".join(read_caption(stray_file))
         batch = captions_edit.change(project, {row["path"]: text}, "edit")
         trash.move_to_trash(project.folder, "text", stray_file.name, [stray_file])
+
     address = f"/p/{quote(project.name, safe='')}/data/undo"
     undo = ToastAction(words="Undo", post=address, values={"batch": batch})
     return reply(f"{row['name']} has the caption of {Path(path).name}", action=undo)
