@@ -36,6 +36,8 @@ WITHOUT_CLIP = "captions_without_clip"
             WITHOUT_CLIP,
             "kiten_b.txt (nearly kitten_b)",
         ),
+        ("a.mp4 b.mp4 a.txt c.heic c.txt", "unread_media", "first c.heic"),
+        ("videos/a.mp4 images/c.avif captions/c.txt", "unread_media", ".avif (1)"),
     ],
 )
 def test_a_caption_that_no_clip_uses_is_reported(

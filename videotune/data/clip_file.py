@@ -10,6 +10,7 @@ from videotune.data.captions import split_variants
 from videotune.data.folder_walk import walk_folders
 from videotune.data.images import IMAGE_SUFFIXES, is_animated
 from videotune.data.probe import VIDEO_SUFFIXES
+from videotune.files import read_json
 
 Role = Literal["loss_mask", "mask", "start_image", "reference", "control"]
 """What a file that belongs to a clip is for.
@@ -41,6 +42,12 @@ CAPTION_SUFFIXES = (".txt", ".caption", ".captions", ".cap", ".tags", ".prompt")
 
 CLIP_SUFFIXES = (*VIDEO_SUFFIXES, *IMAGE_SUFFIXES)
 """Suffixes of clips in a dataset, in lower case."""
+
+UNSUPPORTED_SUFFIXES = tuple(
+    read_json(Path(__file__).with_name("unsupported_suffixes.json"))
+)
+"""Suffixes of pictures and videos that are not clips; a note reports them as not read.
+"""
 
 MAX_REPEATS = 1000
 """A larger number at the beginning of a folder's name is a year, or the like."""

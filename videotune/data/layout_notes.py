@@ -8,20 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from videotune.data.archives import ARCHIVE_SUFFIXES
-from videotune.data.clip_file import ClipFile
+from videotune.data.clip_file import UNSUPPORTED_SUFFIXES, ClipFile
 from videotune.data.images import IMAGE_SUFFIXES
 from videotune.data.metadata_files import MetadataRow
 from videotune.data.probe import VIDEO_SUFFIXES
+from videotune.data.remarks import Remark
 from videotune.data.unused_captions import UnusedCaptions
-from videotune.files import read_json
 from videotune.text import counted, counted_are
-
-UNSUPPORTED_SUFFIXES = tuple(
-    read_json(Path(__file__).with_name("unsupported_suffixes.json"))
-)
-"""Suffixes of pictures and videos that are not clips; a note reports them as ignored.
-"""
-
 
 @dataclass(frozen=True)
 class LayoutNotes:
@@ -132,10 +125,13 @@ class LayoutNotes:
         suffixes = ", ".join(
             f"{suffix} ({count})" for suffix, count in suffix_counts.most_common()
         )
-        return [
-            f"{counted_are(len(unsupported_files), 'file')} not read, though named like media: "
-            f"{suffixes}"
-        ]
+        them = "it" if len(unsupported_files) == 1 else "them"
+        text = (
+            f"{counted_are(len(unsupported_files), 'file')} not read, though named like media, "
+            f"first {self._relative(unsupported_files[0])}: {suffixes}; convert {them} to PNG, "
+            "JPEG or MP4"
+        )
+        return [Remark("unread_media", text)]
 
     def _unused_caption_notes(self) -> list[str]:
         """Report captions without a clip."""

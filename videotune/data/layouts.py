@@ -12,6 +12,7 @@ from videotune.data.clip_file import (
     CAPTION_SUFFIX,
     CAPTION_SUFFIXES,
     CLIP_SUFFIXES,
+    UNSUPPORTED_SUFFIXES,
     ClipFile,
     text_files_by_name,
 )
@@ -28,7 +29,7 @@ from videotune.data.folder_listing import (
     walk,
 )
 from videotune.data.frame_folders import find_frame_folders
-from videotune.data.layout_notes import UNSUPPORTED_SUFFIXES, LayoutNotes
+from videotune.data.layout_notes import LayoutNotes
 from videotune.data.listed_paths import ListedPaths
 from videotune.data.metadata_files import (
     METADATA_NAMES,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from videotune.data.clip_file import (
     CAPTION_SUFFIXES,
+    UNSUPPORTED_SUFFIXES,
     ClipFile,
     text_files_by_name,
 )
@@ -167,8 +168,14 @@ class UnusedCaptions:
 
         They are in folders called captions, in folders in which another clip has a text
         file, beside at most as many clips that lack one, or nearly named as a clip that
-        lacks one. Other text files are ignored.
+        lacks one. Other text files are ignored, and those of a picture or video that is
+        not read, which has a note of its own.
         """
+        unread_media = {
+            Path(path).stem
+            for path in self.files
+            if path.lower().endswith(UNSUPPORTED_SUFFIXES)
+        }
         clips_in_folder: Counter[str] = Counter()
         captioned_in_folder: Counter[str] = Counter()
         caption_files = text_files_by_name(self.files, self.caption_suffix)
@@ -188,7 +195,7 @@ class UnusedCaptions:
             is_captions_folder = "captions" in Path(self._relative(folder)).parts
             is_near = self._near_clip(path) is not None
             name = _stem(path, self.caption_suffix)
-            if name.casefold() in NO_CAPTIONS:
+            if name.casefold() in NO_CAPTIONS or name in unread_media:
                 continue
             if is_captioned or is_alike or is_captions_folder or is_near:
                 orphans.append(path)

@@ -278,6 +278,11 @@ REMEDIES = (
         "Rename or move the files in the project's folder, or write the captions here.",
     ),
     Remedy(
+        ("unread_media",),
+        "bin",
+        "They are not trained. Save them in a format that is read and add them again.",
+    ),
+    Remedy(
         ("captions_without_clip",),
         "bin",
         "It is not trained. Add its clip, or remove it.",
