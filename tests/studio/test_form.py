@@ -239,3 +239,12 @@ def test_each_line_of_what_is_refused_has_the_name_of_its_field() -> None:
         form.set_key({}, "video_config.frames", "x", "toy")
     for line in str(caught.value).split("\n"):
         assert line.startswith("Frames: ")
+
+
+def test_an_empty_field_that_does_nothing_is_not_called_automatic() -> None:
+    empty_fields = {
+        field.key: field for field in form.fields() if field.default == "null"
+    }
+    assert empty_fields["datasets.trigger"].without_value == "not set"
+    assert empty_fields["micro_batch_size"].without_value == "automatic"
+    assert set(form.UNUSED_WHEN_EMPTY) <= {field.key for field in form.fields()}

@@ -56,6 +56,30 @@ PATH_KEYS: dict[str, Literal["folder", "file"]] = {
 }
 """The keys that take a path, and what it leads to; "file" also takes a folder."""
 
+UNUSED_WHEN_EMPTY = (
+    "datasets.caption_column",
+    "datasets.caption_prefix",
+    "datasets.caption_suffix",
+    "datasets.caption_weights",
+    "datasets.file_column",
+    "datasets.max_clips",
+    "datasets.trigger",
+    "early_stopping",
+    "embedding.init_text",
+    "init_from",
+    "missing_caption_text",
+    "prior_preservation",
+    "push_checkpoints_to",
+    "push_to",
+    "save_keep",
+    "text_encoder.file",
+    "transformer.file",
+    "vae.file",
+)
+"""Keys without a default that do nothing while their field is empty. A run chooses the
+values of all others itself.
+"""
+
 
 @dataclass(frozen=True)
 class Field:
@@ -115,6 +139,11 @@ class Field:
         if self.kind == "json":
             return tuple(text for text in self.words if text)
         return self.choices
+
+    @property
+    def without_value(self) -> str:
+        """What an empty field means that has no default."""
+        return "not set" if self.key in UNUSED_WHEN_EMPTY else "automatic"
 
     def reason_for(self, text: str) -> str:
         """Return the reason of the default if that is the value of the text, else ""."""
