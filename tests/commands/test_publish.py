@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from huggingface_hub import ModelCard, constants
 
+from tests.support import reports
 from tests.support.command_line import Patch
 from tests.support.command_line import run as shell
 from tests.support.damaged_files import limited
@@ -94,20 +95,25 @@ def test_the_card_says_what_was_trained_and_how_it_is_used(
         assert text in made.text, text
 
 
-def test_the_card_has_the_verdicts_figures_and_the_bases_own_licence(
+def test_the_card_has_the_exports_figures_and_the_bases_own_licence(
     run: Path, tmp_path: Path
 ) -> None:
+    """The best step may be another than that of the files."""
     verdict = {
         "verdict": "LEARNING",
         "reason": "it falls",
-        "best_step": 2,
+        "best_step": 1,
         "best": 0.75,
         "turned": False,
     }
+    losses = {0: 1.0, 1: 0.75, 2: 0.8125}
     with (run / "journal.jsonl").open("a") as journal:
-        journal.write(
-            json.dumps({"kind": "verdict", "time": 1.0, "step": 2} | verdict) + "\n"
-        )
+        for step, loss in losses.items():
+            reading = reports.reading(step, loss, loss) | {"time": 1.0}
+            reading["held_out"]["normalised"] = loss
+            journal.write(json.dumps(reading) + "\n")
+        record = {"kind": "verdict", "time": 1.0, "step": 2} | verdict
+        journal.write(json.dumps(record) + "\n")
     (tmp_path / "README.md").write_text(
         "---\nlicense: other\nlicense_name: Their Own Licence\n---\n"
     )
@@ -116,7 +122,9 @@ def test_the_card_has_the_verdicts_figures_and_the_bases_own_licence(
     (tmp_path / "model_index.json").write_text("{}")
     made = ModelCard(card(run)["card"])
     assert (made.data.license, made.data.license_name) == ("other", "their-own-licence")
-    assert [one.metric_value for one in made.data.eval_results] == [0.75]
+    assert [one.metric_value for one in made.data.eval_results] == [0.8125]
+    assert "of this export: 0.8125 at step 2" in made.text
+    assert "0.75 at step 1" in made.text
     assert "LEARNING: it falls" in made.text
     assert "base_model" not in made.data.to_dict()
 

@@ -1,5 +1,6 @@
 """Notes on a dataset as a whole are true, and are given where they help."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from tests.support.clips import noise, write_clip, write_image
 from tests.support.datasets import scanned
+from videotune.data.remarks import code_of, shown_first
 
 
 def frame_notes(folder: Path, **video: Any) -> list[str]:
@@ -46,6 +48,28 @@ def test_why_no_window_has_a_frame_count(
     assert len(notes) == (reason is not None)
     if reason:
         assert reason in notes[0]
+
+
+def test_seconds_that_no_window_may_use_are_reported_with_what_uses_them(
+    tmp_path: Path,
+) -> None:
+    """A clip of 3 s and one of 1 s; a tenth that is unused is too little to be told."""
+    write_clip(tmp_path / "a.mp4", noise(48), fps=16)
+    write_clip(tmp_path / "b.mp4", noise(16), fps=16)
+
+    def notes_at(max_duration: float) -> list[str]:
+        settings = {"frames": 17, "max_duration": max_duration}
+        library = scanned(tmp_path, video_config=settings)
+        return [note for note in library.notes if code_of(note) == "long_clips"]
+
+    (note,) = notes_at(1.5)
+    assert "1 clip is longer" in note
+    assert "1.5 of the 4 s" in note
+    assert note in shown_first(["one", "two", note]), "it is told without --verbose"
+    advised = re.search(r"--set video_config\.max_duration=(\S+)", note)
+    assert advised
+    assert notes_at(float(advised[1])) == []
+    assert notes_at(2.7) == []
 
 
 def test_single_frames_that_outnumber_the_other_windows_are_reported(

@@ -23,6 +23,7 @@ from videotune.data.frame_counts import (
     sample_fps,
     split_by_frame_count,
 )
+from videotune.data.long_clips import LongClips
 from videotune.data.packed_texts import PackedTexts, TextNumbers
 from videotune.data.remarks import Remark
 from videotune.data.sound_notes import SoundNotes
@@ -58,6 +59,7 @@ class ClipNotes:
         self._repeats: set[tuple[str, int]] = set()
         self._frame_counts = _FrameCounts(config.video_config, rules)
         self._frame_rates = _FrameRates(sample_fps(config.video_config, rules))
+        self._long_clips = LongClips()
         self._caption_lines = _CaptionLines()
         self._numbered_stills = _NumberedStills()
         self._flips = _Flips()
@@ -74,6 +76,7 @@ class ClipNotes:
         else:
             self._frame_counts.add(candidate)
             self._frame_rates.add(candidate)
+            self._long_clips.add(candidate)
         self._caption_lines.add(candidate)
         self._flips.add(candidate)
         self._shared_captions.add(candidate.captions)
@@ -90,6 +93,7 @@ class ClipNotes:
             *self._repeats_notes(),
             *self._frame_counts.notes(),
             *self._frame_rates.notes(),
+            *self._long_clips.notes(),
             *self._caption_lines.notes(),
             *self._numbered_stills.notes(),
             *self._flips.notes(),

@@ -69,6 +69,8 @@ def model_card(run: Run) -> Any:
             settings.append(row)
 
     name = run.folder.resolve().name
+    steps = sorted({step_in(file) or 0 for file in files})
+    loss = dict(run.held_out_losses).get(steps[-1])
     data = _card_data(
         run,
         name=name,
@@ -76,7 +78,7 @@ def model_card(run: Run) -> Any:
         family_name=family.name,
         licence=licence.lower(),
         use=use,
-        best=number(verdict["latest"]["best"]),
+        loss=loss,
     )
     facts = {
         "name": name,
@@ -87,7 +89,8 @@ def model_card(run: Run) -> Any:
         "run": public_run,
         "verdict": verdict,
         "samples_per_step": samples_per_step_words(mapping(run.plan)),
-        "steps": sorted({step_in(file) or 0 for file in files}),
+        "steps": steps,
+        "loss": loss,
     }
     templates = environment("videotune.reporter").overlay(autoescape=False)
     text = fill(templates, "card.md.j2", facts)
@@ -106,7 +109,7 @@ def _card_data(
     family_name: str,
     licence: str,
     use: dict[str, Any],
-    best: float | None,
+    loss: float | None,
 ) -> Any:
     """Return the metadata of the card.
 
@@ -117,7 +120,8 @@ def _card_data(
         family_name: name of the model family.
         licence: licence of the base model, in lower case.
         use: the chapter ``inventory.use``.
-        best: the lowest held-out loss, relative to the base model, or None.
+        loss: the held-out loss of the exported step, relative to the base model, or
+            None if it was not measured there.
     """
     method = run.setting("training_method")
     task = (
@@ -138,9 +142,9 @@ def _card_data(
     for url, prompt in previews(run).items():
         widget.append({"text": prompt, "output": {"url": url}})
     results = None
-    if best is not None:
+    if loss is not None:
         result = hub.EvalResult(
-            task, "private", "clips kept aside", "relative_mse", best
+            task, "private", "clips kept aside", "relative_mse", loss
         )
         results = [result]
     return hub.ModelCardData(

@@ -195,7 +195,7 @@ REMEDIES = (
         "video_config.frames",
     ),
     Remedy(
-        ("beyond_max_duration",),
+        ("beyond_max_duration", "long_clips"),
         "setting",
         "Cut the clips, or use more seconds of each.",
         "video_config.max_duration",
