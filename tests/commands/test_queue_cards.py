@@ -44,6 +44,7 @@ def waiting(name: str, cards: int, overtaken: int = 0) -> QueueEntry:
         run=Path(name),
         priority=0,
         added=0.0,
+        first_added=0.0,
         skips=None,
         state="waiting",
         tries=0,

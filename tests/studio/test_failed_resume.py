@@ -42,6 +42,7 @@ def add_job(root: Path, code: int, started: float) -> None:
     """Write the folder of a resume that has ended."""
     queue = queue_page.queue_folder(root)
     entries.requeue(queue, "cats--run-1", ["train", "--resume"])
+    entries.change_records(queue, {"cats--run-1": {"added": started}})
     entry = entries.find_entry(queue, "cats--run-1")
     folder = queue / "jobs" / "000001-train"
     folder.mkdir(parents=True)

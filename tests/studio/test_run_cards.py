@@ -157,6 +157,7 @@ def working(name: str, cards: str) -> QueueEntry:
         run=Path(name),
         priority=0,
         added=0.0,
+        first_added=0.0,
         skips=None,
         state="running",
         tries=0,

@@ -50,6 +50,11 @@ class EntryRecord(TypedDict, total=False):
     run: PathText | None
     priority: Annotated[int, Interval(ge=-(2**53), le=2**53)]
     added: Moment
+    """Its place in the order; another order and another command change it."""
+
+    first_added: Moment
+    """When it was added, whatever its place is now."""
+
     skips: str | None
     words: list[str]
 
@@ -80,6 +85,9 @@ class QueueEntry:
 
     added: float
     """Among equal priorities, the entry that was added first runs first."""
+
+    first_added: float
+    """When it was added, in seconds since 1970, whatever its place is now."""
 
     skips: str | None
     """The value of ``train --allow-skips``."""
@@ -203,12 +211,14 @@ def _entry(
     if refused and (state == "waiting" or (state == "stopped" and not is_held)):
         state = "failed"
 
+    added = float(record.get("added") or path.stat().st_mtime)
     return QueueEntry(
         name=path.stem,
         config=path,
         run=run,
         priority=record.get("priority") or 0,
-        added=float(record.get("added") or path.stat().st_mtime),
+        added=added,
+        first_added=float(record.get("first_added") or added),
         skips=record.get("skips"),
         state=state,
         tries=tries,
@@ -312,10 +322,12 @@ def add(
         if not arguments:
             _refuse_used_folder(queue, (run or queue / "runs" / name).absolute())
 
+        now = time.time()
         record: EntryRecord = {
             "run": str(run.absolute()) if run else None,
             "priority": priority,
-            "added": time.time(),
+            "added": now,
+            "first_added": now,
             "skips": skips,
         }
         if arguments:

@@ -44,7 +44,7 @@ def run_names(project: Project, root: Path) -> list[str]:
 
     for entry in queue_page.shown_entries(root, project):
         if entry.kind == "train":
-            started_at[entry.run.name] = entry.added
+            started_at[entry.run.name] = entry.first_added
     return sorted(started_at, key=lambda name: -started_at[name])
 
 

@@ -356,15 +356,18 @@ def _has_settings_of_now(project: Project, state: StateOfRun) -> bool:
 
 def _settings_taken(state: StateOfRun) -> float:
     """Return when a run took the settings of the project, in seconds since 1970: as it was
-    queued first. A resume takes those of the run.
+    queued first, or began in a terminal. A resume takes those of the run.
     """
     run, entry, job, _ = state
+    moments = []
     if entry is not None:
-        return entry.added
+        moments.append(entry.first_added)
     starts = run.of_kind("start")
     if starts:
-        return float(starts[0].get("time") or 0.0)
-    return 0.0 if job is None else job.started
+        moments.append(float(starts[0].get("time") or 0.0))
+    if not moments and job is not None:
+        moments.append(job.started)
+    return min(moments, default=0.0)
 
 
 def _values_differ(project: Project, run: Run) -> bool:
