@@ -33,7 +33,8 @@ from videotune.studio import (
     this_computer,
 )
 from videotune.studio.projects import Project
-from videotune.studio.stages import Stage, next_stage
+from videotune.studio.stage import Stage
+from videotune.studio.stages import next_stage
 from videotune.studio.web import FormData, PageContext
 
 PAGES = ("data", "setup", "train", "results")

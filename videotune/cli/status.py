@@ -27,7 +27,7 @@ from videotune.text import (
 
 if TYPE_CHECKING:
     from videotune.commands.status import DatasetOverview, RunOverview
-    from videotune.studio.stages import Stage
+    from videotune.studio.stage import Stage
 
 StatusFolder = Annotated[
     Path,

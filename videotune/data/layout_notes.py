@@ -16,6 +16,7 @@ from videotune.data.remarks import Remark
 from videotune.data.unused_captions import UnusedCaptions
 from videotune.text import counted, counted_are
 
+
 @dataclass(frozen=True)
 class LayoutNotes:
     """Notes on the clips and other files of one dataset folder."""

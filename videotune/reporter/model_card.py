@@ -14,7 +14,7 @@ from videotune.reporter import inventory, outcome
 from videotune.reporter.build import environment, fill
 from videotune.reporter.previews import step_in
 from videotune.reporter.privacy import shareable
-from videotune.reporter.read import Run, at, mapping, number
+from videotune.reporter.read import Run, at, mapping
 from videotune.reporter.sound_code import conditioning_modality
 from videotune.runs.plan_facts import samples_per_step_words
 from videotune.text import as_argument

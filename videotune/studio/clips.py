@@ -31,6 +31,7 @@ from videotune.studio.clip_row import (
     without_model,
 )
 from videotune.studio.clip_subjects import ABOUT, clips_about
+from videotune.studio.outside_clips import is_outside, short_name, stopping_clips
 from videotune.studio.projects import CLIPS, HELD_OUT, Project, has_visible_files
 from videotune.studio.records import CheckAccount, CheckedClip, ClipMove
 
@@ -185,7 +186,7 @@ def _read_rows(
             row = row_of_check(path, checked_row)
             rows[path] = row | {
                 "path": path,
-                "name": path,
+                "name": short_name(project, path),
                 "fixed": "it is in another folder",
                 "caption_fixed": True,
             }
@@ -252,6 +253,23 @@ def _last_change(
         project.folder / name for name in (projects.CONFIG, projects.PROJECT_FILE)
     ]
     return max(clips_changed, changed_ns(*settings) / 1e9)
+
+
+def has_own(project: Project) -> bool:
+    """Return whether a clip is in the project's own folders."""
+    return any(not is_outside(row) for row in table(project).rows.values())
+
+
+def unusable_clips(project: Project) -> list[ClipRow]:
+    """Return the clips that a training would stop at, as far as a check has seen them."""
+    if project.facts.get("allow_skips"):
+        return []
+    rows = table(project).rows.values()
+    own_rows = [row for row in rows if not is_outside(row)]
+    unusable = [row for row in own_rows if state_of(row) == "unusable"]
+    if projects.draft(project).get("missing_caption") in (None, "error"):
+        unusable += [row for row in own_rows if needs_caption(row)]
+    return [*unusable, *stopping_clips(project, rows)]
 
 
 def latest_check(project: Project) -> tuple[QueuedJob, CheckAccount] | None:

@@ -1,6 +1,5 @@
 """The page Data: clips, captions, scenes, and the bin."""
 
-import re
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
@@ -10,10 +9,7 @@ from fastapi.responses import FileResponse, JSONResponse
 from starlette.concurrency import run_in_threadpool
 
 from videotune.data.clip_file import CLIP_SUFFIXES
-from videotune.data.file_checks import ARCHIVES, type_of_file
 from videotune.data.images import IMAGE_SUFFIXES
-from videotune.data.object_store import is_object_url, parse_url
-from videotune.data.row_files import ROW_SUFFIXES
 from videotune.data.source_videos import SOURCES_NEEDED
 from videotune.errors import VideotuneError
 from videotune.queue import jobs
@@ -32,15 +28,15 @@ from videotune.studio import (
     header,
     media,
     projects,
+    sources,
     stray_texts,
     trash,
     undo,
     uploads,
 )
 from videotune.studio.data_notes import DataNotes, notes_of_check
-from videotune.studio.field_errors import at_field
+from videotune.studio.outside_clips import lacks_caption, stopping_clips
 from videotune.studio.projects import CLIPS, HELD_OUT, inside
-from videotune.studio.records import SourceFacts
 from videotune.studio.web import (
     NOT_CACHED,
     CurrentPage,
@@ -85,12 +81,11 @@ CLIP_WORDS = {
 }
 """What the templates of this page say about clips."""
 
-HUB_DATASET = re.compile(r"(hf://datasets/)?[\w.-]+/[\w.-]+(@.+)?")
-
 routes = APIRouter(prefix="/p/{project}")
 routes.include_router(auto_caption.routes)
 routes.include_router(gone_clips.routes)
 routes.include_router(stray_texts.routes)
+routes.include_router(sources.routes)
 
 
 def state(page: PageContext) -> str:
@@ -111,6 +106,7 @@ def state(page: PageContext) -> str:
             has_model=project.has_model,
         )
     notes, strays = stray_texts.with_strays(project, rows, notes)
+    stopping = stopping_clips(project, rows)
 
     return render(
         "data_state",
@@ -121,6 +117,9 @@ def state(page: PageContext) -> str:
         account=account,
         rows=rows,
         uncaptioned=[row for row in rows if clip_row.needs_caption(row)],
+        stopping=stopping,
+        lacking=[row for row in stopping if lacks_caption(row)],
+        has_own=clips.has_own(project),
         shared=shared,
         notes=notes,
         clips_about=lambda code: clip_subjects.clips_about(rows, code),
@@ -393,67 +392,6 @@ async def upload(
         return await run_in_threadpool(
             uploads.accept, page.current_project, [path], name
         )
-
-
-@routes.post("/data/source")
-def source(page: CurrentPage, form: PostedForm) -> Response:
-    """Add or remove a dataset outside the project: a folder, an archive, or a Hub
-    dataset.
-    """
-    path = form["path"].strip()
-    if form["drop"]:
-        result = "left out; its files stay"
-    else:
-        with at_field("path"):
-            path = _checked_source(page, path)
-        result = "used; its files stay where they are"
-
-    new_row: SourceFacts = {"path": path}
-    if form["kind"] not in ("", "train"):
-        new_row["kind"] = form["kind"][:40]
-
-    with projects.editing(page.current_project) as project:
-        sources = project.facts.get("sources", [])
-        rows = [row for row in sources if row["path"] != path]
-        if not form["drop"]:
-            rows.append(new_row)
-        projects.update(project, sources=rows)
-    return reply(f"{path} is {result}")
-
-
-def _checked_source(page: PageContext, path: str) -> str:
-    """Return a dataset as the config takes it: an absolute path or the name of a Hub
-    dataset.
-
-    Raises:
-        VideotuneError: if it does not exist, or this user may not name it.
-    """
-    page.path_rule.check_path(path, "the dataset")
-    if is_object_url(path):
-        return str(parse_url(path))
-    try:
-        expanded = Path(path).expanduser()
-    except RuntimeError as error:
-        raise VideotuneError(f"{path!r}: there is no such user") from error
-    is_local_path = expanded.is_absolute() or path.startswith((".", "~"))
-    if not is_local_path:
-        if not HUB_DATASET.fullmatch(path):
-            raise VideotuneError(
-                f"{path!r} is neither an absolute path (/home/me/clips) "
-                "nor a dataset (user/name or s3://bucket/folder)"
-            )
-        return path
-
-    is_other_file = (
-        expanded.is_file()
-        and type_of_file(expanded) not in ARCHIVES
-        and expanded.suffix.lower() not in ROW_SUFFIXES
-    )
-    if not expanded.exists() or is_other_file:
-        raise VideotuneError(
-            f"there is no folder, archive or file of rows {path} on the computer that runs the studio"
-        )
-    return str(expanded.resolve())
 
 
 @routes.post("/data/cut")

@@ -16,7 +16,6 @@ from videotune.presets.shipped import preset_named, preset_reasons
 from videotune.reporter.read import mapping, number
 from videotune.reporter.times_seen import COLOURS
 from videotune.studio import (
-    clip_row,
     clip_subjects,
     clip_words,
     clips,
@@ -58,6 +57,7 @@ from videotune.studio.kept_values import (
 )
 from videotune.studio.licences import accept_licence, open_licence
 from videotune.studio.memory_bar import memory_parts
+from videotune.studio.outside_clips import lacks_caption
 from videotune.studio.own_presets import (
     discard_own_preset,
     preset_path,
@@ -145,9 +145,10 @@ def plan(page: PageContext) -> str:
         answer=answer,
         plan=current_plan,
         unusable=[
-            row | {"uncaptioned": clip_row.needs_caption(row)}
-            for row in _unusable_clips(project)
+            row | {"uncaptioned": lacks_caption(row)}
+            for row in clips.unusable_clips(project)
         ],
+        has_own=clips.has_own(project),
         runs_anywhere=trains_anywhere(project),
         kept=kept_values(project),
         here=notes_on_this_computer(project, current_plan),
@@ -168,18 +169,6 @@ def plan(page: PageContext) -> str:
         colours=COLOURS,
         turned=turned_resolution(answer),
     )
-
-
-def _unusable_clips(project: Project) -> list[clip_row.ClipRow]:
-    """Return the clips that a training would stop at, as far as a check has seen them."""
-    if project.facts.get("allow_skips"):
-        return []
-    skips_captions = draft(project).get("missing_caption") not in (None, "error")
-    rows = clips.table(project).rows.values()
-    unusable = [row for row in rows if clip_row.state_of(row) == "unusable"]
-    if skips_captions:
-        return unusable
-    return unusable + [row for row in rows if clip_row.needs_caption(row)]
 
 
 def _settings_in(text: str) -> list[tuple[str, str]]:
@@ -308,7 +297,7 @@ def gallery(page: PageContext) -> str:
         found=gpu.list_gpus(),
         hours=hours if hours.get("card") == card.name else {},
         progress=preset_hours.progress(project, card, hours),
-        unusable=_unusable_clips(project),
+        unusable=clips.unusable_clips(project),
     )
 
 

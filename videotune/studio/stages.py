@@ -4,8 +4,7 @@ and the one next step. All pages and ``videotune status`` show the same.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
-from urllib.parse import quote, urlencode
+from typing import Any
 
 from videotune.config.nested_keys import flatten
 from videotune.errors import VideotuneError
@@ -18,27 +17,22 @@ from videotune.reporter.outcome import (
 )
 from videotune.reporter.previews import exports_of_step
 from videotune.reporter.read import Run, mapping
-from videotune.studio import clip_row, clip_words, clips, gpu, projects, run_states
-from videotune.studio.clip_row import ClipRow
+from videotune.studio import clips, gpu, projects, run_states
+from videotune.studio.clip_stages import captions_stage, clips_stage
 from videotune.studio.data_changes import changes_since
 from videotune.studio.failures import open_failure
-from videotune.studio.film_scenes import list_films
 from videotune.studio.form import inherited_values
 from videotune.studio.project_plan import plan_answer
 from videotune.studio.projects import Project
 from videotune.studio.run_settings import changed_settings
 from videotune.studio.run_states import BUSY_STATUSES
 from videotune.studio.settings_version import settings_version
+from videotune.studio.stage import Stage, StageState
 from videotune.studio.status import process_progress
 from videotune.studio.trained_model import trained_model
 from videotune.studio.verdict import plan_verdict
 from videotune.studio.web import PageContext, Regions, render
 from videotune.text import counted, duration, plain, time_left
-
-StageState = Literal["done", "open", "blocked", "busy"]
-"""Open: the user has something to do. Blocked: what is there cannot be used as it is.
-Busy: the studio or a run works on it.
-"""
 
 StateOfRun = tuple[Run, QueueEntry | None, QueuedJob | None, str]
 """What ``run_states.run_state`` returns."""
@@ -47,50 +41,13 @@ CHANGE_TOLERANCE = 1.0
 """Seconds by which a change of the settings must be later than the start of a run."""
 
 
-@dataclass(frozen=True)
-class Stage:
-    """A part of the path."""
-
-    name: str
-    """Clips, captions, model, plan, run or result."""
-
-    state: StageState
-
-    text: str
-    """How it stands: "13 clips", "2 of 13 without a caption"."""
-
-    page: str
-    """The page on which the user goes on."""
-
-    action: str = ""
-    """What the user does next here, as the words of a button; empty if nothing."""
-
-    run: str = ""
-    """The run that the page should show."""
-
-    clips: str = ""
-    """The state of the clips that the page Data should show."""
-
-    part: str = ""
-    """The part of the page that is meant."""
-
-    def address(self, project: Project) -> str:
-        """Return the address of its page."""
-        values = {"run": self.run, "state": self.clips}
-        query = urlencode({key: value for key, value in values.items() if value})
-        address = f"/p/{quote(project.name, safe='')}/{self.page}"
-        if query:
-            address += f"?{query}"
-        return f"{address}#{self.part}" if self.part else address
-
-
 def stages(page: PageContext) -> list[Stage]:
     """Return the stages of the open project, in their order."""
     project = page.current_project
     rows = list(clips.table(project).rows.values())
     return [
-        _clips_stage(project, rows),
-        _captions_stage(project, rows),
+        clips_stage(project, rows),
+        captions_stage(project, rows),
         _model_stage(project),
         *_run_stages(page),
     ]
@@ -105,66 +62,6 @@ def next_stage(all_stages: list[Stage]) -> Stage | None:
         if stage.name == "run" and stage.state == "busy":
             return stage
     return next((stage for stage in all_stages if stage.state != "done"), None)
-
-
-def _clips_stage(project: Project, rows: list[ClipRow]) -> Stage:
-    sources = project.facts.get("sources", [])
-    scene_count = sum(len(names) for _, names in list_films(project))
-    if not rows and not sources and not scene_count:
-        return Stage(
-            "clips", "open", "no clips yet", "data", "Add clips", part="add-clips"
-        )
-
-    text = counted(len(rows), "clip") if rows else counted(len(sources), "dataset")
-    if scene_count:
-        scenes = counted(scene_count, "scene")
-        action = f"Keep {scenes}, or remove some"
-        text += f", {scenes} to look at"
-        return Stage("clips", "open", text, "data", action, part="r-scenes")
-
-    unusable = [row for row in rows if clip_row.state_of(row) == "unusable"]
-    if unusable and not project.facts.get("allow_skips"):
-        text += f", {len(unusable)} cannot be used"
-        verb = _verb_for(unusable)
-        action = f"{verb} {counted(len(unusable), 'clip')}"
-        return Stage(
-            "clips", "blocked", text, "data", action, clips="unusable", part="tiles"
-        )
-    return Stage("clips", "done", text, "data")
-
-
-def _verb_for(unusable: list[ClipRow]) -> str:
-    """Return what the buttons of the clips' cards do: "Remove", or "Mend or remove"."""
-    actions: set[str] = set()
-    settings: list[str] = []
-    for row in unusable:
-        actions.update(clip_words.clip_actions(row))
-        settings += clip_words.clip_settings(row)
-
-    if actions <= {"bin"} and not settings:
-        return "Remove"
-    return "Mend or remove" if "bin" in actions else "Mend"
-
-
-def _captions_stage(project: Project, rows: list[ClipRow]) -> Stage:
-    own_rows = [row for row in rows if row["part"]]
-    missing = [row for row in own_rows if clip_row.needs_caption(row)]
-    if not rows and not project.facts.get("sources"):
-        return Stage("captions", "open", "after the clips", "data")
-    if not own_rows:
-        return Stage("captions", "done", "come with the datasets", "data")
-    if not missing:
-        has_all = all(row["caption"] for row in own_rows)
-        text = "each clip has one" if has_all else "each usable clip has one"
-        return Stage("captions", "done", text, "data")
-
-    text = f"{len(missing)} of {len(own_rows)} missing"
-    if projects.draft(project).get("missing_caption") == "skip":
-        return Stage("captions", "done", f"{text}, left out", "data")
-    action = f"Caption {counted(len(missing), 'clip')}"
-    return Stage(
-        "captions", "open", text, "data", action, clips="without", part="tiles"
-    )
 
 
 def _model_stage(project: Project) -> Stage:

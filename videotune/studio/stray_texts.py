@@ -16,6 +16,7 @@ from videotune.errors import VideotuneError
 from videotune.studio import captions_edit, clips, projects, trash
 from videotune.studio.clip_row import ClipRow, needs_caption
 from videotune.studio.data_notes import DataNotes
+from videotune.studio.outside_clips import is_outside
 from videotune.studio.projects import CLIPS, HELD_OUT, Project, visible_files
 from videotune.studio.web import CurrentPage, PostedForm, ToastAction, reply
 
@@ -32,6 +33,8 @@ def stray_texts(project: Project, rows: Collection[ClipRow]) -> list[str]:
     """Return the text files that no clip uses, relative to the project."""
     used_files: set[Path] = set()
     for row in rows:
+        if is_outside(row):
+            continue
         clip = row["clip"]
         used_files.add(clip.expected_caption)
         if clip.caption_file:
