@@ -54,6 +54,20 @@ def test_a_setting_is_found_by_its_group_and_by_a_link(
     assert page.locator("#find").input_value() == ""
 
 
+def test_the_head_of_a_long_plan_stays_in_sight(
+    browser_studio: tuple[Studio, NewPage], home: projects.Project, page: Any
+) -> None:
+    """Also if it comes, and is longer than the window, after the page has led to it."""
+    projects.update(home, preset=WAN, card="RTX 4090")
+    page.goto(f"{browser_studio[0].address}/p/{home.name}/setup#r-plan")
+    page.locator("#plan-verdict").wait_for()
+    plan = page.locator(".plan-side").bounding_box()
+    assert plan["height"] > page.viewport_size["height"]
+    bar = page.locator(".top").bounding_box()
+    head = page.locator("#plan h2").bounding_box()
+    assert head["y"] >= bar["y"] + bar["height"]
+
+
 def test_a_plan_for_a_card_elsewhere_leads_to_the_export(
     browser_studio: tuple[Studio, NewPage], home: projects.Project, page: Any
 ) -> None:

@@ -62,6 +62,8 @@
     const why = place.matches(":disabled") ? $(place.getAttribute("aria-describedby")) : null, marked = button ?? why ?? place;
     const aside = place.closest(".plan-side");
     if (aside && !button) aside.classList.add("open");
+    // a plan that is longer than the window slides under the bar as the page is scrolled
+    if (aside && getComputedStyle(aside).position === "sticky") scrollTo(0, 0);
     (button ?? marked).scrollIntoView({ block: "nearest" });
     if (!button && place.getBoundingClientRect().top < 0) place.scrollIntoView({ block: "start" });
     marked.classList.add("led-to");
