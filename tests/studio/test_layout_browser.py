@@ -210,9 +210,14 @@ def test_previews_of_two_runs_stand_beside_each_other(opened: tuple[Any, Any]) -
     page.locator("#viewer-beside").select_option("run-2")
     page.locator("#shot-left figcaption").filter(has_text="run-2, step 120").wait_for()
     assert "run-1, step 120" in page.locator("#shot-right figcaption").inner_text()
+    choice = page.locator("#viewer-left")
+    choice.select_option(label="run-2, step 60")
+    page.locator("#shot-left figcaption").filter(has_text="run-2, step 60").wait_for()
+    assert "run-1, step 120" in page.locator("#shot-right figcaption").inner_text()
     page.locator("#viewer-all").click()
     assert page.locator("#viewer-matrix tbody tr").count() == 4
     page.locator("#viewer-beside").select_option("")
+    assert "run-2" not in choice.inner_text()
     page.locator("#shot-left figcaption").filter(has_text="before").wait_for()
     assert page.locator("#viewer-matrix tbody tr").count() == 2
 

@@ -2,7 +2,7 @@
 "use strict";
 document.addEventListener("DOMContentLoaded", () => {
   const $ = (id) => document.getElementById(id), viewer = $("viewer");
-  const state = { row: "", left: "", right: null, newest: true, playing: !matchMedia("(prefers-reduced-motion: reduce)").matches };
+  const state = { row: "", left: "", besideStep: "", right: null, newest: true, playing: !matchMedia("(prefers-reduced-motion: reduce)").matches };
   let rows = null, beside = { run: "", rows: [] };
   const name = (row) => `${row.branch}\n${row.prompt}\n${row.seed}`;
   const url = (path) => viewer.dataset.file + encodeURIComponent(path);
@@ -69,33 +69,36 @@ document.addEventListener("DOMContentLoaded", () => {
     const left = state.left !== "" && path.has(+state.left) ? +state.left : steps[0];
     $("viewer-prompt").textContent = `${row.branch ? `${row.branch}: ` : ""}${row.prompt} · seed ${row.seed}`;
     $("viewer-prompt").title = row.prompt;
-    const choice = $("viewer-left");
-    if (choice.dataset.steps !== steps.join()) {
-      choice.dataset.steps = steps.join();
-      choice.replaceChildren(...steps.map((step) => new Option(step === 0 ? "before (base model)" : `step ${step}`, step)));
+    const choice = $("viewer-left"), other = besideCell(row, state.right);
+    const choices = other
+      ? [["nearest step", ""], ...besideRow(row).cells.map(([step]) => [`${beside.run}, ${said(step)}`, step])]
+      : steps.map((step) => [step === 0 ? "before (base model)" : `step ${step}`, step]);
+    if (choice.dataset.choices !== choices.join()) {
+      choice.dataset.choices = choices.join();
+      choice.replaceChildren(...choices.map(([words, step]) => new Option(words, step)));
     }
-    choice.value = left;
+    choice.value = other ? state.besideStep : left;
     const slider = $("viewer-step"); slider.max = steps.length - 1; slider.value = steps.indexOf(state.right); slider.disabled = steps.length < 2;
     slider.setAttribute("aria-valuetext", said(state.right));
     $("viewer-at").textContent = said(state.right);
-    const other = besideCell(row, state.right);
     if (other) put($("shot-left"), url(other[1]), `${beside.run}, ${said(other[0])}${remarkOf(other)}`);
     else put($("shot-left"), url(path.get(left)), (left === 0 ? "before" : `step ${left}`) + remarks.get(left));
     put($("shot-right"), url(path.get(state.right)), (beside.run ? `${viewer.dataset.run}, ` : "") + said(state.right) + remarks.get(state.right));
     $("shot-left").hidden = !other && left === state.right && steps.length < 2;
-    choice.disabled = Boolean(other);
     $("viewer-download").href = url(path.get(state.right));
     $("viewer-sound").hidden = ![...rows, ...beside.rows].some((one) => one.cells.some((cell) => cell[3]));
     near(row);
     for (const chip of $("viewer-prompts").children) chip.setAttribute("aria-pressed", chip.dataset.row === state.row);
   }
-  // the preview of the other run with the same prompt and seed, at the nearest step
+  const besideRow = (row) => beside.rows.find((one) => one.prompt === row.prompt && one.seed === row.seed);
+  // the preview of the other run with the same prompt and seed, at the step that is chosen or the nearest one
   function besideCell(row, step) {
-    const same = beside.rows.find((one) => one.prompt === row.prompt && one.seed === row.seed);
-    return same && same.cells.reduce((best, cell) => Math.abs(cell[0] - step) < Math.abs(best[0] - step) ? cell : best);
+    const same = besideRow(row), chosen = state.besideStep !== "" && same?.cells.find((cell) => cell[0] === +state.besideStep);
+    return chosen || same && same.cells.reduce((best, cell) => Math.abs(cell[0] - step) < Math.abs(best[0] - step) ? cell : best);
   }
   async function chooseBeside(run) {
     beside = { run: "", rows: [] };
+    state.besideStep = "";
     if (run) {
       const answer = await fetch(viewer.dataset.previews + encodeURIComponent(run)).catch(() => null);
       if (!answer || !answer.ok) { $("viewer-beside").value = ""; vt.toast("The previews of that run could not be read. Try again.", true); return; }
@@ -169,7 +172,7 @@ document.addEventListener("DOMContentLoaded", () => {
       const steps = current().cells.map(([step]) => step);
       state.right = steps[+event.target.value]; state.newest = state.right === steps.at(-1); show();
     });
-    $("viewer-left").addEventListener("change", (event) => { state.left = event.target.value; show(); });
+    $("viewer-left").addEventListener("change", (event) => { state[besideRow(current()) ? "besideStep" : "left"] = event.target.value; show(); });
     $("viewer-play").addEventListener("click", () => play(!state.playing));
     $("viewer-sound").addEventListener("change", () => { hear(); if ($("viewer-sound").value && !state.playing) play(true); });
     $("stage").addEventListener("volumechange", () => {  // it may have been silenced from elsewhere on the page
