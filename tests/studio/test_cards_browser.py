@@ -66,7 +66,8 @@ def test_a_run_that_asks_for_two_gpus_shows_its_two_processes(
     assert "Own work" in table
     assert page.locator("#processes tbody tr").count() == 2
     box = page.locator("#processes .scroll-x")
-    assert box.evaluate("box => box.scrollWidth <= box.clientWidth"), "it fits"
+    fits = box.evaluate("box => box.scrollWidth <= box.clientWidth")
+    assert fits, box.inner_text()
 
     (entry,) = entries(queue)
     assert entry.job is not None
