@@ -242,6 +242,14 @@ def test_a_stopped_run_that_still_learns_is_resumed(
     page = client.get("/p/cats/train?run=run-1").text
     assert "take-result" not in page
     assert re.search(r'class="btn primary" hx-post="/p/cats/run/resume"', page)
+    assert 'id="resume-settings"' not in page
+
+    later = time.time() + 60
+    projects.save_draft(cats, {"steps": 2000})
+    os.utime(cats.folder / "config.json", (later, later))
+    page = client.get("/p/cats/train?run=run-1").text
+    note = page.partition('id="resume-settings"')[2].partition("</p>")[0]
+    assert "to its step 1,500" in note, "not to that of the page Setup"
 
 
 def test_scenes_that_wait_are_the_next_step(

@@ -85,7 +85,8 @@ MAX_LOG_LINES = 400
 def run_context(page: PageContext) -> dict[str, Any]:
     """Return the template variables of the selected run."""
     name = selected_run(page)
-    run, entry, job, code = run_state(page, name)
+    state = run_state(page, name)
+    run, entry, job, code = state
 
     verdict = run.last("verdict")
     saves = checkpoints(run.folder)
@@ -127,6 +128,7 @@ def run_context(page: PageContext) -> dict[str, Any]:
         "ranks": ranks,
         "stragglers": find_stragglers(ranks),
         "busy": code in BUSY_STATUSES,
+        "settings_changed": stages.has_changed_since(page.current_project, state),
         "use_words": describe_use(page.current_project, run.folder)
         if run.config
         else "",
