@@ -466,7 +466,13 @@ def test_doctor_says_what_is_there(videotune: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("chek",), ("train", "--preset", "toy"), ("check", "--bogus")]
+    "words",
+    [
+        ("chek",),
+        ("train", "--preset", "toy"),
+        ("check", "--bogus"),
+        ("cache", "verfy", "somewhere"),
+    ],
 )
 def test_a_mistyped_command_is_told_without_a_traceback(
     videotune: Command, words: tuple[str, ...]
@@ -475,6 +481,17 @@ def test_a_mistyped_command_is_told_without_a_traceback(
     assert answer.code != 0
     assert "Traceback" not in answer.err
     assert re.search(r"No such command|Missing option|No such option", answer.err)
+
+
+@pytest.mark.parametrize("group", ["cache", "queue", "presets"])
+def test_a_list_is_asked_for_by_either_word(videotune: Command, group: str) -> None:
+    words = ["nowhere"] if group == "cache" else []
+    either = [videotune(group, command, *words) for command in ("ls", "list")]
+    assert either[0] == either[1]
+    hidden = "ls" if group == "presets" else "list"
+    assert not re.search(
+        rf"^\W*{hidden} ", videotune(group, "--help").out, re.MULTILINE
+    )
 
 
 def test_sample_draws_with_the_config_s_seed_where_none_is_given(

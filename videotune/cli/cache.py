@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,14 +50,20 @@ class CacheGroup(TyperGroup):
     """The cache's commands; ``cache SOURCE`` encodes the clips, or those of a config."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read a first argument that is no command as the clips or a config file."""
-        is_source = (
-            args and not args[0].startswith("-") and args[0] not in self.commands
-        )
-        if is_source:
+        """Read a first argument that is no command, nor a slip of one, as the clips or a
+        config file.
+        """
+        is_word = args and not args[0].startswith("-") and args[0] not in self.commands
+        if is_word and not _is_slip(args[0], self.commands):
             is_config = Path(args[0]).suffix.lower() in CONFIG_SUFFIXES
             args = ["--config" if is_config else "--data", *args]
         return super().parse_args(ctx, args)
+
+
+def _is_slip(word: str, commands: Iterable[str]) -> bool:
+    """Return whether a word is nearly a command, and names nothing that exists."""
+    near_commands = difflib.get_close_matches(word, commands)
+    return bool(near_commands) and not Path(word).exists()
 
 
 cache_app = typer.Typer(
@@ -96,6 +103,7 @@ def cache(
         out(f"{counted_are(result.windows, 'window')} cached in {result.folder}")
 
 
+@cache_app.command("list", hidden=True)
 @cache_app.command("ls")
 def cache_ls(
     folder: CacheFolder, as_json: AsJson = False, every: Every = False

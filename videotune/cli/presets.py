@@ -39,6 +39,7 @@ PresetCard = Annotated[
 ]
 
 
+@presets_app.command("ls", hidden=True)
 @presets_app.command("list")
 def list_presets(card: PresetCard = None) -> dict[str, Any] | None:
     """List presets: names, models, and memory of the cards that they are for."""

@@ -131,6 +131,7 @@ def _refuse_uneven_groups(config: Mapping[str, Any], gpus: int) -> None:
         )
 
 
+@queue_app.command("list", hidden=True)
 @queue_app.command("ls")
 def ls(queue: QueueFolder = DEFAULT_QUEUE, as_json: AsJson = False) -> None:
     """List the queue in the order in which it runs."""
