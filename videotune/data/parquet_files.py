@@ -185,7 +185,7 @@ def _require_pyarrow(path: Path) -> None:
     if find_spec("pyarrow") is None:
         raise VideotuneError(
             f"{path} is a Parquet file, and pyarrow, which reads those, is not installed. Install it "
-            'from a checkout with `pip install -e ".[parquet]"`, or save the clips as files.'
+            'from a checkout with `.venv/bin/pip install -c .venv/constraints.txt -e ".[parquet]"`, or save the clips as files.'
         )
 
 

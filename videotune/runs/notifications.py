@@ -74,7 +74,7 @@ def refuse_missing_library() -> None:
     if find_spec("apprise") is None:
         raise VideotuneError(
             "notify: apprise is not installed. Install it from a checkout with "
-            '`pip install -e ".[notify]"`, or leave notify empty'
+            '`.venv/bin/pip install -c .venv/constraints.txt -e ".[notify]"`, or leave notify empty'
         )
 
 

@@ -356,7 +356,7 @@ def refuse_missing(names: Sequence[str]) -> None:
         if not all(find_spec(package) for package in packages):
             raise VideotuneError(
                 f"trackers: {name} is not installed. Install it from a checkout with "
-                f'`pip install -e ".[{name}]"`, or leave {name} out'
+                f'`.venv/bin/pip install -c .venv/constraints.txt -e ".[{name}]"`, or leave {name} out'
             )
 
 
