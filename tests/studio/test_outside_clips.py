@@ -105,6 +105,17 @@ def test_a_set_of_other_folders_is_checked_on_another_folder(
     remedy = note.partition("</div>")[0]
     assert 'data-open="sources"' in remedy
     assert "aside=1" not in remedy
+    assert "Keep aside" not in visible_text(remedy)
+
+
+def test_a_stray_caption_of_another_folder_is_named(
+    client: Any, cats: Project, capsys: Printed
+) -> None:
+    check(cats, capsys)
+    page = client.get(DATA).text
+    note = page.partition('id="note-captions_without_clip"')[2].partition("</div>")[0]
+    assert "toyship.txt" in note
+    assert "<button" not in note, "the studio removes no file of another folder"
 
 
 def test_no_address_of_the_page_changes_or_breaks_at_a_clip_of_another_folder(

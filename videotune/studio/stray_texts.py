@@ -53,7 +53,8 @@ def with_strays(
     project: Project, rows: Collection[ClipRow], notes: DataNotes
 ) -> tuple[DataNotes, list[str]]:
     """Return the notes of a check, and the text files that they name and that are still
-    there; without such a file the note on them is left out.
+    there; without such a file the note on them is left out. Files of other folders are
+    only in the note.
     """
     stray_notes = [note for note in notes.serious if code_of(note) == NOTE]
     if not stray_notes:
@@ -63,7 +64,8 @@ def with_strays(
     strays = [
         path for path in stray_texts(project, rows) if path.partition("/")[2] in listing
     ]
-    if strays:
+    # Files of other folders are named, and stay as they are.
+    if strays or any(is_outside(row) for row in rows):
         return notes, strays
     others = [note for note in notes.serious if code_of(note) != NOTE]
     return replace(notes, serious=tuple(others)), []
