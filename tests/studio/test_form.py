@@ -13,7 +13,7 @@ from videotune.config.load import without_epochs_overridden
 from videotune.config.nested_keys import merge
 from videotune.config.schema import leaves
 from videotune.errors import VideotuneError
-from videotune.studio import form, projects
+from videotune.studio import field_kinds, form, projects
 
 WITH_SOUND = "ltx 2.3 LoRA 24GB"
 """A preset of a model that makes sound."""
@@ -152,10 +152,10 @@ def test_settings_whose_key_does_not_say_what_they_are_have_a_name(
 
 
 def test_every_path_of_the_form_can_be_chosen(client: Any, tmp_path: Path) -> None:
-    assert set(form.PATH_KEYS) <= {field.key for field in form.fields()}
+    assert set(field_kinds.PATH_KEYS) <= {field.key for field in form.fields()}
     projects.create(tmp_path, "Cats", preset="toy")
     page = client.get("/p/cats/setup").text
-    for key in form.PATH_KEYS:
+    for key in field_kinds.PATH_KEYS:
         assert f'data-browse="f-{key}"' in page
 
 
@@ -247,4 +247,4 @@ def test_an_empty_field_that_does_nothing_is_not_called_automatic() -> None:
     }
     assert empty_fields["datasets.trigger"].without_value == "not set"
     assert empty_fields["micro_batch_size"].without_value == "automatic"
-    assert set(form.UNUSED_WHEN_EMPTY) <= {field.key for field in form.fields()}
+    assert set(field_kinds.UNUSED_WHEN_EMPTY) <= {field.key for field in form.fields()}

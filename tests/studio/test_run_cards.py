@@ -204,4 +204,4 @@ def test_the_page_of_a_run_has_a_row_for_each_process_and_names_the_slow_one(
     table = text.partition('class="processes"')[2].partition("</table>")[0]
     assert table.count("<tr>") == 3
     assert table.count(">slow<") == 1
-    assert "2.5 s" in table
+    assert "2.50 s" in table

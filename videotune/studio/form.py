@@ -15,8 +15,6 @@ from videotune.config.data_schema import Dataset
 from videotune.config.explain import advice, default, values
 from videotune.config.load import EPOCH_KEYS, checked_keys
 from videotune.config.nested_keys import flatten, merge, unflatten
-from videotune.config.optimizer_classes import usable_classes
-from videotune.config.optimizers import OPTIMIZERS
 from videotune.config.resolve import parse
 from videotune.config.schema import leaves
 from videotune.data.captions import split_variants
@@ -24,6 +22,7 @@ from videotune.data.clip_file import CAPTION_SUFFIXES
 from videotune.data.clip_sizes import parse_size
 from videotune.errors import VideotuneError
 from videotune.presets.shipped import read_preset
+from videotune.studio.field_kinds import SUGGESTIONS, UNUSED_WHEN_EMPTY
 from videotune.studio.projects import CLIP_KEYS, CLIPS, MANAGED_KEYS, texts
 from videotune.text import without_thousands_marks
 
@@ -36,49 +35,6 @@ WIDGET_KINDS: dict[Any, WidgetKind] = {
     str: "text",
 }
 """The control of each plain type; all other types are typed in as JSON."""
-
-
-SUGGESTIONS = {
-    "datasets.caption_extension": CAPTION_SUFFIXES,
-    "optimizer.name": (*OPTIMIZERS, *usable_classes()),
-}
-"""By key the values that are offered while the user types."""
-
-PATH_KEYS: dict[str, Literal["folder", "file"]] = {
-    "base_model_name": "folder",
-    "base_parts": "folder",
-    "init_from": "file",
-    "prior_preservation": "folder",
-    "sample_metrics.encoder": "folder",
-    "text_encoder.file": "file",
-    "transformer.file": "file",
-    "vae.file": "file",
-}
-"""The keys that take a path, and what it leads to; "file" also takes a folder."""
-
-UNUSED_WHEN_EMPTY = (
-    "datasets.caption_column",
-    "datasets.caption_prefix",
-    "datasets.caption_suffix",
-    "datasets.caption_weights",
-    "datasets.file_column",
-    "datasets.max_clips",
-    "datasets.trigger",
-    "early_stopping",
-    "embedding.init_text",
-    "init_from",
-    "missing_caption_text",
-    "prior_preservation",
-    "push_checkpoints_to",
-    "push_to",
-    "save_keep",
-    "text_encoder.file",
-    "transformer.file",
-    "vae.file",
-)
-"""Keys without a default that do nothing while their field is empty. A run chooses the
-values of all others itself.
-"""
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,9 @@ from videotune.studio.base_model_problem import (
 )
 from videotune.studio.far_values import unusual_values
 from videotune.studio.field_errors import at_field
+from videotune.studio.field_kinds import PATH_KEYS
 from videotune.studio.first_model import first_model
 from videotune.studio.form import (
-    PATH_KEYS,
     condition_rows,
     fields,
     format_value,

@@ -167,6 +167,16 @@ def has_changed_since(project: Project, state: StateOfRun) -> bool:
     return run.config is None or _values_differ(project, run)
 
 
+def resumes_other_settings(project: Project, state: StateOfRun) -> bool:
+    """Return whether a resume goes on with other settings than the project has now; False
+    if those cannot be read.
+    """
+    try:
+        return has_changed_since(project, state)
+    except VideotuneError:  # the page Setup reports the damaged file
+        return False
+
+
 def clip_changes(project: Project, state: StateOfRun) -> str:
     """Return how the clips have changed since a run that is done; empty if they have not.
 

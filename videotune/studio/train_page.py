@@ -85,8 +85,7 @@ MAX_LOG_LINES = 400
 def run_context(page: PageContext) -> dict[str, Any]:
     """Return the template variables of the selected run."""
     name = selected_run(page)
-    state = run_state(page, name)
-    run, entry, job, code = state
+    run, entry, job, code = run_state(page, name)
 
     verdict = run.last("verdict")
     saves = checkpoints(run.folder)
@@ -128,7 +127,6 @@ def run_context(page: PageContext) -> dict[str, Any]:
         "ranks": ranks,
         "stragglers": find_stragglers(ranks),
         "busy": code in BUSY_STATUSES,
-        "settings_changed": stages.has_changed_since(page.current_project, state),
         "use_words": describe_use(page.current_project, run.folder)
         if run.config
         else "",
@@ -144,6 +142,7 @@ def run_part(page: PageContext) -> str:
 
     run_data = run_context(page)
     run = run_data["run"]
+    state = run_state(page, run_data["name"])
     doctor = _current_doctor(page.current_project, run, run_data["name"])
     findings = (
         jobs.result(doctor) if doctor is not None and not doctor.is_running else None
@@ -167,6 +166,7 @@ def run_part(page: PageContext) -> str:
         memory=memory,
         views=run.last("views"),
         cards=gpu.list_gpus(),
+        settings_changed=stages.resumes_other_settings(page.current_project, state),
     )
 
 
