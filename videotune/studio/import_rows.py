@@ -80,7 +80,7 @@ def import_rows(answer: Mapping[str, Any], imported: ImportedData) -> list[Impor
 
 def _indices_by_path(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """Return the place of each dataset in the other trainer's config, by its path."""
-    indices = {}
+    indices: dict[str, str] = {}
     for row in rows:
         for name, value in row["ours"].items():
             head, _, key = name.rpartition(".")
