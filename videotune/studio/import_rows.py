@@ -14,7 +14,7 @@ LEFT = "left"
 MANAGED = "managed"
 """The verdict on a key whose counterpart the studio sets itself."""
 
-MANAGED_NOTE = "the studio keeps these files in the folder of the project"
+MANAGED_NOTE = "the studio decides: it keeps these files in the project"
 
 
 @dataclass(frozen=True)

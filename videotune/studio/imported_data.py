@@ -106,7 +106,7 @@ class ImportedData:
             return (
                 "the datasets differ in it, and the clips of a project share one value"
             )
-        return "the clips of a project have no such setting, other folders have"
+        return "only other folders and datasets have this setting, the clips of a project do not"
 
     def place_of(self, dataset: ImportedDataset, key: str) -> str:
         """Return the name under which the project has a key that it takes."""

@@ -175,14 +175,14 @@ def has_import(project: Project) -> bool:
 
 def _taken_text(rows: Sequence[ImportRow], imported: ImportedData) -> str:
     """Return which keys of an import were taken, and which were not."""
-    taken = [row.key for row in rows if row.taken]
+    taken_count = sum(bool(row.taken) for row in rows)
     left = [row.key for row in rows if row.verdict in (LEFT, MANAGED)]
-    text = f"{counted(len(dict.fromkeys(taken)), 'key')} of the config taken over"
+    text = f"{counted(taken_count, 'key')} of the config taken over"
     if imported.sources:
         paths = [row["path"] for row in imported.sources]
         text += f", with the clips of {some(paths, most=2)}"
     if left:
         text += f". Not taken over: {some(list(dict.fromkeys(left)), most=6)}"
-    if any(dataset.source is None for dataset in imported.datasets):
+    if any(ADD_CLIPS in dataset.reason for dataset in imported.datasets):
         text += f". Next {ADD_CLIPS}"
     return text
