@@ -183,15 +183,6 @@ def test_a_visitor_gains_nothing_by_an_import(
     assert projects.datasets(page_of(cats).current_project) == []
 
 
-def test_an_object_store_of_a_config_is_not_read_with_the_users_credentials(
-    cats: Project, client: TestClient
-) -> None:
-    bring(cats, MUSUBI.format(path="s3://bucket/clips"))
-    assert rows_of(cats)["video_directory"].verdict == "left"
-    apply(client)
-    assert projects.datasets(page_of(cats).current_project) == []
-
-
 def test_images_and_videos_are_two_folders_with_their_own_settings(
     cats: Project, material: Path, client: TestClient
 ) -> None:
@@ -298,3 +289,27 @@ def test_an_import_that_was_read_is_the_next_step(
     assert action() == "Apply the import"
     apply(client)
     assert action() != "Apply the import"
+
+
+@pytest.mark.parametrize("trainer", ["musubi", "finetrainers"])
+def test_an_object_store_of_a_config_is_not_read_with_the_users_credentials(
+    cats: Project, client: TestClient, trainer: str
+) -> None:
+    name, text = OTHERS.get(trainer, ("data.toml", MUSUBI))
+    bring(cats, text.format(path="s3://bucket/clips"), name)
+    rows = rows_of(cats).values()
+    assert any("your own credentials" in note for row in rows for note in row.notes)
+    apply(client)
+    assert projects.datasets(page_of(cats).current_project) == []
+
+
+def test_a_folder_whose_name_is_too_long_is_refused(
+    cats: Project, client: TestClient
+) -> None:
+    """In the form and in a config."""
+    path = f"/{'x' * 5000}"
+    answer = client.post("/p/cats/data/source", data={"path": path})
+    assert answer.status_code == 422
+    assert "Errno" not in answer.text
+    bring(cats, MUSUBI.format(path=path))
+    assert rows_of(cats)["video_directory"].verdict == "left"
