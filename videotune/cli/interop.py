@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from collections import Counter
 from dataclasses import asdict
@@ -13,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from videotune.cli.options import Arg, AsJson, Offline, Opt, Verbose
 from videotune.console import answer, doing, echo, print_table, tell
 from videotune.errors import VideotuneError
+from videotune.interop.translated_key import TranslatedKey, our_key, short_key
 from videotune.text import counted, plain, shape_words, shortened, some
 
 if TYPE_CHECKING:
     from videotune.interop.translate import Imported
-    from videotune.interop.translated_key import TranslatedKey
 
 BUCKETS_SHOWN = 4
 
@@ -254,11 +253,6 @@ def surprise_text(row: TranslatedKey) -> str:
     return f"{row.verdict}: {key}: {note}"
 
 
-def our_key(name: str) -> str:
-    """Return a key of a row without the place of its dataset."""
-    return re.sub(r"^datasets\.[\d_]*\.", "datasets.", name)
-
-
 def dropped_keys(result: Imported) -> list[str]:
     """Return the keys of the config that are not taken over.
 
@@ -277,13 +271,6 @@ def names_base(result: Imported) -> bool:
 def is_lost(row: TranslatedKey) -> bool:
     """Whether a key that the config has is not taken over."""
     return row.verdict == "none" and row.given and row.theirs not in (None, "", [], {})
-
-
-def short_key(key: str) -> str:
-    """Return a key without the sections and numbers that all keys of its file have."""
-    parts = [part for part in key.split(".") if not part.isdecimal()]
-    common = ("config", "process", "dataset_config", "datasets", "general")
-    return ".".join(part for part in parts if part not in common) or key
 
 
 def show_every_key(result: Imported) -> None:

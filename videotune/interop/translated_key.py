@@ -1,5 +1,6 @@
 """One key of another trainer's config, with its translation."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,3 +31,15 @@ class TranslatedKey:
 
     given: bool = True
     """Whether the config has the key; False for a default of the trainer."""
+
+
+def our_key(name: str) -> str:
+    """Return a key of a row without the place of its dataset."""
+    return re.sub(r"^datasets\.[\d_]*\.", "datasets.", name)
+
+
+def short_key(key: str) -> str:
+    """Return a key without the sections and numbers that all keys of its file have."""
+    parts = [part for part in key.split(".") if not part.isdecimal()]
+    common = ("config", "process", "dataset_config", "datasets", "general")
+    return ".".join(part for part in parts if part not in common) or key

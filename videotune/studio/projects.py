@@ -383,7 +383,7 @@ def datasets(
     datasets.
 
     The settings of clips hold for the project's own clips; if it has none, for its other
-    datasets.
+    datasets, except for those that a dataset has itself.
 
     Args:
         project: the project.
@@ -403,10 +403,10 @@ def datasets(
 
     for source in project.facts.get("sources", []):
         kind = source.get("kind", "train")
-        if has_clips or kind == "regularization":
-            rows.append(dict(source))
-        else:
-            rows.append({**source, **(clip_keys if kind == "train" else shared_keys)})
+        row = {key: value for key, value in source.items() if key != "settings"}
+        if not has_clips and kind != "regularization":
+            row |= clip_keys if kind == "train" else shared_keys
+        rows.append({**row, **source.get("settings", {})})
     return rows
 
 

@@ -36,6 +36,9 @@ class SourceFacts(TypedDict):
     path: PathText
     kind: NotRequired[ShortText]
 
+    settings: NotRequired[dict[ShortText, Any]]
+    """Its own settings, by the names of a dataset's keys."""
+
 
 class EarlierValue(TypedDict):
     """A setting of the user that was set before the model changed."""

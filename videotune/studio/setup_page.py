@@ -49,6 +49,7 @@ from videotune.studio.form import (
     set_key,
 )
 from videotune.studio.frame_sizes import trained_sizes, turned_resolution
+from videotune.studio.imported_data import foreign_folder
 from videotune.studio.kept_values import (
     confirm_values,
     kept_values,
@@ -99,7 +100,6 @@ from videotune.studio.whole_settings import (
     MAX_CONFIG_BYTES,
     apply_imported,
     apply_settings,
-    foreign_folder,
     import_region,
     studio_file,
     take_config,
@@ -466,8 +466,9 @@ def change(act: str, page: CurrentPage, form: PostedForm) -> Response:
         address = f"/p/{quote(project.name)}/train?run={quote(run)}"
         return reply(f"{run} is queued", redirect=address)
 
+    message = ""
     if act == "apply":
-        apply_imported(page)
+        message = apply_imported(page)
         shutil.rmtree(foreign_folder(project), ignore_errors=True)
     elif act == "forget":
         shutil.rmtree(foreign_folder(project), ignore_errors=True)
@@ -485,4 +486,4 @@ def change(act: str, page: CurrentPage, form: PostedForm) -> Response:
         reset(project)
     else:
         raise VideotuneError(f"the page Setup has no action {act[:40]}")
-    return _with_version(reply(), project)
+    return _with_version(reply(message), project)

@@ -1,5 +1,6 @@
 """Adding folders and datasets outside a project to it, and leaving them out again."""
 
+import os
 import re
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def source(page: CurrentPage, form: PostedForm) -> Response:
         result = "left out; its files stay"
     else:
         with at_field("path"):
-            path = _checked_source(page, path)
+            path = checked_source(page, path)
         result = "used; its files stay where they are"
 
     new_row: SourceFacts = {"path": path}
@@ -45,7 +46,7 @@ def source(page: CurrentPage, form: PostedForm) -> Response:
     return reply(f"{path} is {result}")
 
 
-def _checked_source(page: PageContext, path: str) -> str:
+def checked_source(page: PageContext, path: str) -> str:
     """Return a dataset as the config takes it: an absolute path or the name of a Hub
     dataset.
 
@@ -69,11 +70,12 @@ def _checked_source(page: PageContext, path: str) -> str:
         return path
 
     is_other_file = (
-        expanded.is_file()
+        os.path.isfile(expanded)
         and type_of_file(expanded) not in ARCHIVES
         and expanded.suffix.lower() not in ROW_SUFFIXES
     )
-    if not expanded.exists() or is_other_file:
+    # os.path.exists is False for a name that is too long or holds a NUL.
+    if not os.path.exists(expanded) or is_other_file:
         raise VideotuneError(
             f"there is no folder, archive or file of rows {path} on the computer that runs the studio"
         )

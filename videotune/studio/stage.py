@@ -17,7 +17,7 @@ class Stage:
     """A part of the path."""
 
     name: str
-    """Clips, captions, model, plan, run or result."""
+    """Import, clips, captions, model, plan, run or result."""
 
     state: StageState
 

@@ -32,6 +32,7 @@ from videotune.studio.status import process_progress
 from videotune.studio.trained_model import trained_model
 from videotune.studio.verdict import plan_verdict
 from videotune.studio.web import PageContext, Regions, render
+from videotune.studio.whole_settings import has_import
 from videotune.text import counted, duration, plain, time_left
 
 StateOfRun = tuple[Run, QueueEntry | None, QueuedJob | None, str]
@@ -46,6 +47,7 @@ def stages(page: PageContext) -> list[Stage]:
     project = page.current_project
     rows = list(clips.table(project).rows.values())
     return [
+        *_import_stages(project),
         clips_stage(project, rows),
         captions_stage(project, rows),
         _model_stage(project),
@@ -62,6 +64,13 @@ def next_stage(all_stages: list[Stage]) -> Stage | None:
         if stage.name == "run" and stage.state == "busy":
             return stage
     return next((stage for stage in all_stages if stage.state != "done"), None)
+
+
+def _import_stages(project: Project) -> Iterator[Stage]:
+    """Yield the stage of another trainer's config that waits to be applied."""
+    if has_import(project):
+        action = "Apply the import"
+        yield Stage("import", "open", "not applied", "setup", action, part="import")
 
 
 def _model_stage(project: Project) -> Stage:
