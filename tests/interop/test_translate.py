@@ -736,6 +736,37 @@ def test_a_file_of_prompts_becomes_prompts(task: str, tmp_path: Path) -> None:
     ]
 
 
+def test_a_restricted_import_says_nothing_of_files_elsewhere(tmp_path: Path) -> None:
+    """Whether they exist makes no difference, however they are named."""
+    root = tmp_path / "root"
+    root.mkdir()
+    files = ("dit.safetensors", "vae.safetensors", "t5.pth", "lora.safetensors")
+    full = tmp_path / "folder-that-is-full"
+    full.mkdir()
+    for name in files:
+        (full / name).write_bytes(b"")
+    (tmp_path / "folder-that-is-void").mkdir()
+    for ending in ("full", "void"):
+        (root / f"link-that-is-{ending}").symlink_to(
+            tmp_path / f"folder-that-is-{ending}"
+        )
+
+    def found(folder: str) -> str:
+        command = (
+            "accelerate launch wan_train_network.py --task t2v-1.3B --network_dim 8 "
+            f"--dit {folder}/dit.safetensors --vae {folder}/vae.safetensors "
+            f"--t5 {folder}/t5.pth --network_weights {folder}/lora.safetensors"
+        )
+        (root / "run.sh").write_text(command)
+        translated = translate(read_foreign_config([root / "run.sh"], within=root))
+        return str(translated)
+
+    for place in (f"{tmp_path}/folder", "../folder", "link"):
+        of_full = found(f"{place}-that-is-full")
+        assert of_full.replace("-full", "-void") == found(f"{place}-that-is-void")
+    assert found(str(tmp_path / ("x" * 300)))
+
+
 def test_a_file_of_prompts_that_is_elsewhere_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "previews.txt").write_text("a secret\n")
     root = tmp_path / "root"

@@ -1,11 +1,11 @@
 """The base model that another program's config names."""
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from videotune.interop import files_here
 from videotune.interop.rule_tables import load_rules
 from videotune.model_spec import ModelSpec
 from videotune.models.base_model import published, spec_for
@@ -18,7 +18,9 @@ def base_named(names: list[Any], folder: Path) -> dict[str, str]:
     known.
     """
     for name in names:
-        if isinstance(name, str) and os.path.isfile(folder / name / "model_index.json"):
+        if isinstance(name, str) and files_here.is_file(
+            folder / name / "model_index.json"
+        ):
             return {"base_model_name": str((folder / name).absolute())}
 
     return known_base(" ".join(str(name) for name in names))

@@ -3,7 +3,6 @@
 """
 
 import math
-import os
 import re
 from collections.abc import Callable, Mapping
 from itertools import zip_longest
@@ -15,6 +14,7 @@ from videotune.config.installed import refuse_what_is_not_installed
 from videotune.config.optimizer_classes import is_imported
 from videotune.config.optimizers import OPTIMIZERS, optimizer_named
 from videotune.errors import VideotuneError
+from videotune.interop import files_here
 from videotune.interop.command_files import parse_scalar
 from videotune.sampling.prompts import FLAGS, parse_prompt
 
@@ -95,13 +95,13 @@ def _path(value: Any, folder: Path) -> str:
 
 
 def _path_or_id(value: Any, folder: Path) -> Any:
-    return _path(value, folder) if (folder / value).exists() else value
+    return _path(value, folder) if files_here.exists(folder / value) else value
 
 
 def _weights(value: Any, folder: Path) -> str | None:
     path = folder / value
     # Path.is_file raises OSError for a name that is too long.
-    is_weights = path.suffix == ".safetensors" and os.path.isfile(path)
+    is_weights = path.suffix == ".safetensors" and files_here.is_file(path)
     return str(path.absolute()) if is_weights else None
 
 
@@ -133,7 +133,7 @@ def _part_file(value: Any, folder: Path) -> str | None:
     path = folder / value
     if path.suffix not in (".safetensors", ".pth", ".pt"):
         return None
-    return str(path.absolute()) if os.path.isfile(path) else None
+    return str(path.absolute()) if files_here.is_file(path) else None
 
 
 def _part_files(value: Any, folder: Path) -> list[str | None] | None:
@@ -314,7 +314,7 @@ def _given_prompt(value: Any, folder: Path) -> list[Any]:
         condition, video, audio = parts[i : i + 3]
         name = FROZEN.get(condition)
         file = video if name == "video" else audio
-        if name and isinstance(file, str) and os.path.isfile(folder / file):
+        if name and isinstance(file, str) and files_here.is_file(folder / file):
             files[name] = _path(file, folder)
     return [{"prompt": str(prompt), **files} if files else str(prompt)]
 

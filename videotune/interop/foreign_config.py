@@ -64,6 +64,9 @@ class ForeignConfig:
     missing: tuple[tuple[str, str], ...]
     """Key and path of files that are referred to and do not exist."""
 
+    within: Path | None = None
+    """The folder below which files may be seen; None for any."""
+
 
 class _ConfigFile(NamedTuple):
     path: Path
@@ -148,7 +151,11 @@ def read_foreign_config(
             f"{paths[0]} has {len(values):,} keys; at most {MAX_KEYS:,} are read"
         )
     return ForeignConfig(
-        trainer=trainer, values=values, files=tuple(files), missing=tuple(missing)
+        trainer=trainer,
+        values=values,
+        files=tuple(files),
+        missing=tuple(missing),
+        within=within,
     )
 
 

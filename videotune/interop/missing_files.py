@@ -1,10 +1,11 @@
 """Weights that another trainer's config names and that are not on this machine."""
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from videotune.interop import files_here
 
 _FILE_CONVERSIONS = ("weights", "part file", "part files", "low expert", "high expert")
 """Conversions of the path of weights; a file that does not exist is left out."""
@@ -20,7 +21,7 @@ def is_missing_file(value: Any, rule: Mapping[str, Any], folder: Path) -> bool:
         isinstance(conversion, str) and conversion in _FILE_CONVERSIONS
     )
     is_path = isinstance(value, str) and _LOCAL_PATH.match(value) is not None
-    return names_weights and is_path and not os.path.exists(folder / value)
+    return names_weights and is_path and not files_here.exists(folder / value)
 
 
 def replacement_note(rule: Mapping[str, Any], base: Mapping[str, str]) -> str:
@@ -30,7 +31,7 @@ def replacement_note(rule: Mapping[str, Any], base: Mapping[str, str]) -> str:
     if "base_model_name" not in base:
         return "it is not here; set base_model_name"
     name = base["base_model_name"]
-    place = "" if os.path.isdir(name) else " from the Hub"
+    place = "" if files_here.exists(Path(name)) else " from the Hub"
     return f"it is not here, so the weights of {name}{place} are taken"
 
 

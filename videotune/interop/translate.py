@@ -19,6 +19,7 @@ from videotune.interop.addresses import (
 from videotune.interop.base_names import base_named, known_base, spec_of_base
 from videotune.interop.command_files import parse_scalar
 from videotune.interop.conversions import CONVERSIONS
+from videotune.interop.files_here import seen_within
 from videotune.interop.foreign_config import ForeignConfig
 from videotune.interop.joined_lists import with_joined_lists
 from videotune.interop.missing_files import is_missing_file, with_missing_file
@@ -68,6 +69,12 @@ class Imported:
 
 def translate(theirs: ForeignConfig) -> Imported:
     """Translate a config; a value that videotune refuses becomes a row, not an error."""
+    with seen_within(theirs.within):
+        return _translate(theirs)
+
+
+def _translate(theirs: ForeignConfig) -> Imported:
+    """Translate a config, with the files that may be seen."""
     table = load_rules(theirs.trainer)
     folder = theirs.files[0].parent
     ruled = _with_rules(theirs)
