@@ -183,10 +183,10 @@ def _validation_of(run: Run, part: LearntPart) -> dict[str, Any] | None:
     first = f"step {plain(steps[0])}"
     last = f"step {plain(steps[-1])}"
     head = ["clips", first, last, "lowest"]
-    rows = _shares_of_base(records)
+    rows = _shares_of_first(records)
     if at(records[-1], "plain") is not None:
         notes.append(GUIDED_TARGET)
-        rows += _shares_of_base(
+        rows += _shares_of_first(
             _against_clips(part), suffix=", against the clips alone"
         )
     if len(records) < 2:
@@ -243,9 +243,9 @@ def _against_clips(part: LearntPart) -> list[Record]:
     return records
 
 
-def _shares_of_base(records: Sequence[Record], suffix: str = "") -> list[list[str]]:
+def _shares_of_first(records: Sequence[Record], suffix: str = "") -> list[list[str]]:
     """Return the first, the last and the lowest error of each kind of clips, as shares of
-    the base model's error: what the verdict judges and the outcome shows.
+    the first one of the same clips: what the verdict judges and the outcome shows.
 
     Args:
         records: validations.

@@ -17,7 +17,9 @@ from videotune.files import near_paths
 from videotune.runs.journal import readings_of, sound_of, with_mean_of_modalities
 from videotune.runs.run_life import life
 from videotune.runs.schemas import parse_line, read_record
+from videotune.runs.start_state import StartState, start_state
 from videotune.runs.step_sums import StepErrors, Steps, regularization
+from videotune.validation.verdict_words import ErrorReference, step_of_change
 
 Record = Mapping[str, Any]
 Point = tuple[float, float]
@@ -99,6 +101,16 @@ class Run:
     def is_toy(self) -> bool:
         """Whether it trained the toy, which no other program has."""
         return str(self.setting("base_model_name")).startswith("asset:")
+
+    @cached_property
+    def start(self) -> StartState:
+        """What the run began with."""
+        return start_state(self.setting("init_from"), self.setting("training_method"))
+
+    @cached_property
+    def error_reference(self) -> ErrorReference:
+        """What the errors of the validations are shares of."""
+        return ErrorReference(self.start, step_of_change(self.validations))
 
     @cached_property
     def clips(self) -> list[Fields]:

@@ -35,7 +35,7 @@ def preview_outlook(run: Run, *, is_busy: bool) -> PreviewOutlook:
             text += " Resume it, and they appear here."
         return PreviewOutlook("No preview was drawn", text)
 
-    text = "A video of each prompt by the base model, before step 1"
+    text = f"A video of each prompt by {run.start.name}, before step 1"
     steps = run.setting("steps")
     if isinstance(interval, int) and isinstance(steps, int) and interval >= steps:
         text += (

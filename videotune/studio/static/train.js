@@ -3,11 +3,11 @@
 document.addEventListener("DOMContentLoaded", () => {
   const $ = (id) => document.getElementById(id), viewer = $("viewer");
   const state = { row: "", left: "", right: null, newest: true, playing: !matchMedia("(prefers-reduced-motion: reduce)").matches };
-  let rows = null, beside = { run: "", rows: [] };
+  let rows = null, start = "", beside = { run: "", rows: [], start: "" };
   const name = (row) => `${row.branch}\n${row.prompt}\n${row.seed}`;
   const url = (path) => viewer.dataset.file + encodeURIComponent(path);
   const poster = (address) => address.replace("/file?", "/poster?"); // a frame of the middle: many previews begin with black
-  const said = (step) => step === 0 ? "base model" : `step ${step}`;
+  const said = (step, began = start) => step === 0 ? began.replace(/^the /, "") : `step ${step}`;  // a run may begin with a LoRA
 
   function read() {
     const place = $("previews-data");
@@ -15,6 +15,7 @@ document.addEventListener("DOMContentLoaded", () => {
     const next = JSON.parse(place.dataset.rows);
     if (JSON.stringify(next) === JSON.stringify(rows)) return;
     rows = next;
+    start = place.dataset.start;
     viewer.hidden = !rows.length;
     if (rows.length) { chips(); show(); matrix(); }
   }
@@ -72,14 +73,14 @@ document.addEventListener("DOMContentLoaded", () => {
     const choice = $("viewer-left");
     if (choice.dataset.steps !== steps.join()) {
       choice.dataset.steps = steps.join();
-      choice.replaceChildren(...steps.map((step) => new Option(step === 0 ? "before (base model)" : `step ${step}`, step)));
+      choice.replaceChildren(...steps.map((step) => new Option(step === 0 ? `before (${said(0)})` : `step ${step}`, step)));
     }
     choice.value = left;
     const slider = $("viewer-step"); slider.max = steps.length - 1; slider.value = steps.indexOf(state.right); slider.disabled = steps.length < 2;
     slider.setAttribute("aria-valuetext", said(state.right));
     $("viewer-at").textContent = said(state.right);
     const other = besideCell(row, state.right);
-    if (other) put($("shot-left"), url(other[1]), `${beside.run}, ${said(other[0])}${remarkOf(other)}`);
+    if (other) put($("shot-left"), url(other[1]), `${beside.run}, ${said(other[0], beside.start)}${remarkOf(other)}`);
     else put($("shot-left"), url(path.get(left)), (left === 0 ? "before" : `step ${left}`) + remarks.get(left));
     put($("shot-right"), url(path.get(state.right)), (beside.run ? `${viewer.dataset.run}, ` : "") + said(state.right) + remarks.get(state.right));
     $("shot-left").hidden = !other && left === state.right && steps.length < 2;
@@ -95,11 +96,11 @@ document.addEventListener("DOMContentLoaded", () => {
     return same && same.cells.reduce((best, cell) => Math.abs(cell[0] - step) < Math.abs(best[0] - step) ? cell : best);
   }
   async function chooseBeside(run) {
-    beside = { run: "", rows: [] };
+    beside = { run: "", rows: [], start: "" };
     if (run) {
       const answer = await fetch(viewer.dataset.previews + encodeURIComponent(run)).catch(() => null);
       if (!answer || !answer.ok) { $("viewer-beside").value = ""; vt.toast("The previews of that run could not be read. Try again.", true); return; }
-      beside = { run, rows: (await answer.json()).rows };
+      beside = { run, ...(await answer.json()) };
     }
     const matched = rows.some((row) => besideCell(row, 0));
     $("viewer-beside-said").textContent = run && !matched ? `${run} has no preview with these prompts and seeds` : "";
