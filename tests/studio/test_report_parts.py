@@ -19,10 +19,12 @@ from videotune.reporter.build import contact_sheet_page
 from videotune.reporter.charts import Line, line_chart
 from videotune.reporter.curves import exposure as exposure_of
 from videotune.reporter.read import read_run
+from videotune.runs.start_state import StartState, start_state
 from videotune.studio import projects
 from videotune.studio.checkpoint_words import describe_best_step
 from videotune.studio.web import render
 from videotune.text import times_between
+from videotune.validation.verdict_words import ErrorReference
 
 WITHOUT_STYLE = {"chart"}
 """Classes that need no style."""
@@ -41,7 +43,7 @@ def test_each_class_of_a_chart_has_a_style() -> None:
     grounds = {
         "chart": chart,
         "best": 20,
-        "changed_at": 0,
+        "reference": ErrorReference(),
         "changes": [],
         "clips": [],
     }
@@ -144,24 +146,36 @@ def test_the_mark_of_the_best_step_is_below_the_curve_of_held_out_clips() -> Non
 def test_the_page_says_why_the_best_step_is_not_the_recommended_one() -> None:
     saves = [(60, Path("step-60")), (120, Path("step-120"))]
     measured = (0, 60, 100, 120)
+    start = StartState()
     without_turn = {"best_step": 100, "turned": False}
-    assert describe_best_step(without_turn, 100, saves, measured) == ""
+    assert describe_best_step(without_turn, 100, saves, measured, start) == ""
     assert (
-        describe_best_step({"best_step": None, "turned": False}, 120, saves, measured)
+        describe_best_step(
+            {"best_step": None, "turned": False}, 120, saves, measured, start
+        )
         == ""
     )
-    missing = describe_best_step(without_turn, 120, saves, measured)
+    missing = describe_best_step(without_turn, 120, saves, measured, start)
     assert "step 100" in missing
     assert "no checkpoint" in missing
     as_good = describe_best_step(
-        {"best_step": 60, "turned": False}, 120, saves, measured
+        {"best_step": 60, "turned": False}, 120, saves, measured, start
     )
     assert "step 60" in as_good
     assert "no checkpoint" not in as_good
     unmeasured = describe_best_step(
-        {"best_step": 60, "turned": False}, 120, saves, (0, 60)
+        {"best_step": 60, "turned": False}, 120, saves, (0, 60), start
     )
     assert "step 120 itself was not measured" in unmeasured
+
+    at_start = {"best_step": 0, "turned": False}
+    begun = start_state("/lora.safetensors", "LORA")
+    for state, words in (
+        (start, "the base model itself"),
+        (begun, "the LoRA it began"),
+    ):
+        said = describe_best_step(at_start, 120, saves, measured, state)
+        assert words in said
 
 
 def test_a_run_without_held_out_clips_says_so_at_each_checkpoint(

@@ -43,8 +43,8 @@ BEST_FIRST = "The run with the lowest error on clips kept aside comes first."
 NOT_RANKED = "The runs are not ranked."
 """The order of runs whose errors are relative to different models."""
 
-START_SETTINGS = ("base_model_name", "base_loras", "init_from")
-"""Settings that decide what a run begins with, which its errors are relative to."""
+START_SETTINGS = ("base_loras", "init_from")
+"""Settings of weights that a run begins with, beside those of the base model."""
 
 Start = tuple[str, ...]
 """What a run began with, equal for runs whose errors are relative to the same model."""
@@ -261,7 +261,9 @@ def _captions_by_clip(run: Run) -> dict[str, list[Any]]:
 def _start_of(run: Run) -> Start:
     """Return what a run began with."""
     settings = _comparable_settings(run)
-    return tuple(str(settings.get(name)) for name in START_SETTINGS)
+    base_model = sorted(mapping(at(run.config, "base", "fingerprints")).items())
+    weights = [settings.get(name) for name in START_SETTINGS]
+    return tuple(map(repr, (base_model, *weights)))
 
 
 def ranked_start(runs: Sequence[Run]) -> Start | None:

@@ -29,22 +29,27 @@ def recommend_checkpoint(trainer: Trainer, step: int) -> dict[str, Any]:
     verdict = judge(lines, validations_to_come(trainer, step))
     saved = [checkpoint.step for checkpoint in complete_checkpoints(trainer.run)]
     held_out = _held_out_errors(lines, verdict)
-    config = trainer.job.config
-    reference = ErrorReference(
-        start_state(config.init_from, config.training_method),
-        step_of_change(readings_of(lines)),
-    )
     if verdict is None or not verdict.turned or not saved:
         choice = max(saved, default=step)
-        why = _why_the_last(choice, held_out, reference)
         if verdict is not None and verdict.label is None:
             why = f"no verdict: {verdict.reason}"
+        else:
+            why = _why_the_last(choice, held_out, _error_reference(trainer))
     else:
         choice, reason = recommend(held_out, verdict.best_step or 0, saved)
         why = reason or "clips kept aside were best there"
 
     weighed, reason = weigh_kept(choice, held_out, kept_by_step(lines), saved)
     return {"step": weighed, "why": reason or why}
+
+
+def _error_reference(trainer: Trainer) -> ErrorReference:
+    """Return what the errors of a run are shares of."""
+    config = trainer.job.config
+    return ErrorReference(
+        start=start_state(config.init_from, config.training_method),
+        changed_at=step_of_change(readings_of(trainer.journal.history.events)),
+    )
 
 
 def _why_the_last(
