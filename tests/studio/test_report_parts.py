@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.support.reports import (
     account,
+    config,
     full_run,
     part,
     report,
@@ -226,3 +227,21 @@ def test_a_report_that_the_studio_serves_names_its_places_in_the_notes(
         assert ("“Target FPS” set to 8" in clips) == is_served
         settings = part(page, "settings")
         assert "learning_rate" in settings, "they are named as in a config"
+
+
+def test_the_pages_of_a_run_name_the_lora_that_it_began_with(
+    client: Any, tmp_path: Path
+) -> None:
+    run_folder = projects.create(tmp_path, "Cats", preset="toy").folder / "runs/run-1"
+    full_run(run_folder)
+    assert client.get("/p/cats/previews?run=run-1").json()["start"] == "the base model"
+
+    changed: dict[str, Any] = config()
+    changed["settings"]["init_from"] = "/loras/first.safetensors"
+    write_file(run_folder, "config.json", changed)
+    answer = client.get("/p/cats/previews?run=run-1").json()
+    assert answer["start"] == "the LoRA it began with"
+    results = client.get("/p/cats/results?run=run-1").text
+    assert 'data-start="the LoRA it began with"' in results
+    assert "relative to the LoRA it began with: below 1 is better" in results
+    assert "relative to the base model" not in results

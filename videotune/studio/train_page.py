@@ -317,9 +317,9 @@ def show(page: CurrentPage) -> Response:
 def show_previews(page: CurrentPage) -> Response:
     """Send the previews of the run that the address names, to stand beside others."""
     name = selected_run(page)
-    run, *_ = run_state(page, name)
-    rows = preview_rows(page.current_project, name)
-    return json_reply({"rows": rows, "start": run.start.name})
+    project = page.current_project
+    start = read_live(run_folder(project, name)).start
+    return json_reply({"rows": preview_rows(project, name), "start": start.name})
 
 
 @routes.get("/p/{project}/exposure")
