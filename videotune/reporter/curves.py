@@ -153,7 +153,7 @@ def validation(run: Run) -> dict[str, Any]:
         chapter = _validation_of(run, part)
         if chapter is not None:
             parts.append(chapter)
-    absent = "" if parts else run.absent("no validation has a number yet")
+    absent = "" if parts else run.absent("validations whose errors are numbers")
     return {"absent": absent, "parts": parts}
 
 

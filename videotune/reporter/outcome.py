@@ -9,6 +9,7 @@ from videotune.reporter.charts import Line, line_chart
 from videotune.reporter.curves import PARTS
 from videotune.reporter.kept import kept_figures
 from videotune.reporter.read import (
+    FINISHED_STATES,
     Fields,
     Record,
     Run,
@@ -37,9 +38,6 @@ PART_STROKES = (("one", "two"), ("three", "four"))
 
 RUNNING_STATES = ("running", "paused")
 """States of a run that has a process."""
-
-FINISHED_STATES = ("done", "early")
-"""States of a run that has ended as it should."""
 
 RunState = tuple[str, str, str]
 """A word for the badge, the badge's colour, and a sentence."""

@@ -15,6 +15,7 @@ from urllib.parse import quote
 from videotune.files import path_from
 from videotune.reporter.charts import Line, line_chart
 from videotune.reporter.read import (
+    SWITCHED_OFF,
     Fields,
     Record,
     Run,
@@ -270,13 +271,39 @@ def before(run: Run, media: Media) -> dict[str, Any]:
     absent = ""
     if not media.cards:
         event = "a prompt appears as soon as it is sampled twice"
-        absent = run.absent(event, "sample_after")
+        absent = reason_without_previews(run) or run.absent(event, "sample_after")
+        if run.has_finished and run.of_kind("sample"):
+            absent = "No prompt was sampled at two steps with the same seed."
     return {
         "absent": absent,
         "cards": media.cards[:FIRST_CARDS],
         "more_cards": media.cards[FIRST_CARDS:],
         "has_sound": any(any(card["sounds"]) for card in media.cards),
     }
+
+
+def reason_without_previews(run: Run) -> str:
+    """Return why a run makes no previews although ``sample_after`` asks for them; empty if
+    it makes some, as far as its files say.
+    """
+    prompts = run.setting("samples")
+    if run.of_kind("sample") or number(run.setting("sample_after")) == 0:
+        return ""
+    if run.config and prompts in (0, [], ""):
+        return f"{SWITCHED_OFF}: samples names no prompt."
+
+    used = [clip for clip in run.clips if clip["used"] and "captions" in clip]
+    are_of_captions = number(prompts) is not None
+    if used and are_of_captions and not any(_has_caption(clip) for clip in used):
+        return (
+            "No previews are made: their prompts are captions, and no training clip has one. "
+            "Set samples to prompts for the next run."
+        )
+    return ""
+
+
+def _has_caption(clip: Fields) -> bool:
+    return any(items(clip["captions"]))
 
 
 def _prompt_kind(run: Run, prompt: str) -> tuple[str, str] | None:
@@ -336,7 +363,8 @@ def samples(run: Run, media: Media) -> dict[str, Any]:
 
     absent = ""
     if not rows:
-        absent = run.absent("previews appear as the run samples them", "sample_after")
+        event = "previews appear as the run samples them"
+        absent = reason_without_previews(run) or run.absent(event, "sample_after")
     return {
         "absent": absent,
         "all_above": previews <= shown_above,

@@ -30,6 +30,9 @@ MAX_NUMBER = 1e300
 SWITCHED_OFF = "Switched off"
 """The beginning of why a chapter is empty, if a setting is 0."""
 
+FINISHED_STATES = ("done", "early")
+"""States of a run that has ended as it should."""
+
 FILES = {
     name: f"{name}.json" for name in ("config", "check", "plan", "demo", "exports")
 }
@@ -103,6 +106,12 @@ class Run:
         return str(self.setting("base_model_name")).startswith("asset:")
 
     @cached_property
+    def has_finished(self) -> bool:
+        """Whether it has ended as it should, so that nothing more comes by itself."""
+        is_alive = bool(mapping(self.life)["alive"])
+        return self.last("end")["why"] in FINISHED_STATES and not is_alive
+
+    @cached_property
     def start(self) -> StartState:
         """What the run began with."""
         return start_state(self.setting("init_from"), self.setting("training_method"))
@@ -152,6 +161,8 @@ class Run:
         """
         if key and number(self.setting(*key.split("."))) == 0:
             return f"{SWITCHED_OFF} ({key} is 0)."
+        if self.has_finished:
+            return f"Not in this run: {event}."
         return f"Not there yet: {event}."
 
 

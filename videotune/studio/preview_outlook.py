@@ -3,6 +3,7 @@
 import sys
 from dataclasses import dataclass
 
+from videotune.reporter.previews import reason_without_previews
 from videotune.reporter.read import Run
 from videotune.studio import clips
 from videotune.studio.projects import Project
@@ -29,6 +30,14 @@ def preview_outlook(run: Run, *, is_busy: bool) -> PreviewOutlook:
     if run.config and run.setting("samples") in (0, [], ""):
         text = "It has no prompt. Write one on the page Setup for the next run."
         return PreviewOutlook("This run draws no previews", text, "samples")
+    if reason_without_previews(run):
+        text = (
+            "Its prompts are captions, and no clip that it trains on has one. Write "
+            "captions, or prompts on the page Setup, for the next run."
+        )
+        return PreviewOutlook("This run draws no previews", text, "samples")
+    if run.has_finished:
+        return PreviewOutlook("No preview was drawn", "The run has ended.")
     if not is_busy:
         text = "It ended before the first one."
         if run.config:  # without one there is nothing to resume
