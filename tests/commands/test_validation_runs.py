@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from tests.support.command_line import Patch, Printed, plan, train
+from tests.support.reports import part as chapter_text
 from tests.support.run_parts import build_trainer, measure, open_run, preview
 from tests.support.run_processes import Finished, Make, Work, resume
 from tests.support.run_results import assert_same_run, of_kind, steps_of, warnings_of
@@ -230,6 +231,56 @@ def test_a_validation_set_goes_on_where_training_clips_change(
     assert resume(run, "steps=5") == DONE
     assert warnings_of(run) == [warning]
     assert of_kind(run, "validation")[-1]["validation"] == frozen["name"]
+
+
+def test_previews_keep_their_prompts_where_another_caption_changes(
+    work: Work, small_clips: Path
+) -> None:
+    """Otherwise no preview after the change would have one before it."""
+    data = work.tmp / "data"
+    shutil.copytree(
+        small_clips, data, ignore=shutil.ignore_patterns(".videotune-cache")
+    )
+    captions = sorted((data / "captions").glob("*.txt"))
+    for number, path in enumerate(captions):
+        path.write_text(f"a caption of {max(number, 1)}")
+    run = work.run
+    sets = ("steps=2", "sample_after=2", "sample.steps=1", "samples=3")
+    assert train(work.overrides(*sets, data=data), run) == DONE
+    before = [(line["seed"], line["prompt"]) for line in of_kind(run, "sample")[:3]]
+    assert len({prompt for _, prompt in before}) == 3
+
+    # One caption more now, which moves those that are chosen evenly.
+    captions[0].write_text("quite another caption")
+    assert resume(run, "steps=4", data_change=True) == DONE
+    now = [(line["seed"], line["prompt"]) for line in of_kind(run, "sample")[-3:]]
+    assert now == before
+
+    # A prompt whose caption is gone is replaced, and only that one.
+    gone = before[1][1]
+    for path in captions:
+        if path.read_text() == gone:
+            path.write_text("changed at last")
+    assert resume(run, "steps=6", data_change=True) == DONE
+    now = [(line["seed"], line["prompt"]) for line in of_kind(run, "sample")[-3:]]
+    assert [now[0], now[2]] == [before[0], before[2]]
+    assert now[1][1] not in [prompt for _, prompt in before]
+
+
+def test_a_run_without_captions_says_that_it_makes_no_previews(
+    work: Work, small_clips: Path, capfd: Printed
+) -> None:
+    data = work.tmp / "data"
+    shutil.copytree(small_clips / "videos", data)
+    sets = ("steps=1", "sample_after=1", "sample.steps=1", "missing_caption=empty")
+    assert train(work.overrides(*sets, data=data), work.run) == DONE
+    assert "no previews are made" in capfd.readouterr().err
+    page = (work.run / "report.html").read_text()
+    for anchor in ("before", "samples"):
+        said = chapter_text(page, anchor)
+        assert "no training clip has one" in said
+        assert "yet" not in said
+    assert not of_kind(work.run, "sample")
 
 
 def test_the_plan_has_the_steps_for_a_number_of_times_seen(

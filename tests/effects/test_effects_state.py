@@ -300,7 +300,7 @@ UP = (1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7)
     ("held", "train", "step", "why"),
     [
         (HELD, HELD, 3, "clips kept aside were best there"),
-        (UP, TRAIN, 1, "best under the base model itself"),
+        (UP, TRAIN, 1, "best before training"),
     ],
     ids=["flies apart", "base was best"],
 )

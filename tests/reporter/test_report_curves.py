@@ -302,3 +302,29 @@ def test_a_spike_of_the_raw_curve_does_not_flatten_the_rest() -> None:
         y for _, y in strokes(line_chart([Line("raw", raw, "faint")], says=""), "faint")
     ]
     assert max(heights) - sorted(heights)[5] > 800
+
+
+def test_noise_levels_compare_although_each_has_other_clips(tmp_path: Path) -> None:
+    """Three training clips are measured at every third level each: the plain errors go
+    up and down with the clips, also where all have halved.
+    """
+    by_clip = (8.0, 2.0, 1.0)
+    records = [reports.start()]
+    for step, share in ((0, 1.0), (2, 0.5)):
+        record = reports.reading(step, None, 1.0)
+        record["train"]["by_quantile"] = [share * by_clip[i % 3] for i in range(9)]
+        record["train"]["clips"] = {letter * 12: share for letter in "abc"}
+        record["train"]["normalised"] = share
+        records.append(record)
+        reports.write_journal(tmp_path, records)
+        (found,) = reports.chapters(tmp_path)["validation"]["parts"]
+        assert "every third noise level" in found["level_note"]
+        page = reports.part(reports.report(tmp_path), "validation")
+        assert found["level_note"] in page
+
+    title, chart = found["charts"][1]
+    assert "as a share of the base model's error" in title
+    line = dict(chart["paths"])["line two"]
+    heights = [corner.split()[1] for corner in line[1:].split("L")]
+    assert len(heights) == 9
+    assert len(set(heights)) == 1, "a flat line"

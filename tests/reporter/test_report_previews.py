@@ -710,3 +710,26 @@ def test_the_outcome_links_to_where_a_faulty_sample_is_marked(tmp_path: Path) ->
     assert links[0] == "metrics"
     assert "samples" not in links
     assert 'id="metrics"' in page
+
+
+@pytest.mark.parametrize("has_finished", [True, False])
+def test_only_a_run_that_goes_on_promises_more(
+    tmp_path: Path, has_finished: bool
+) -> None:
+    lines = [reports.start(), reports.sample(0, "a cat"), reports.sample(2, "a dog")]
+    lines.append({"kind": "end", "step": 2, "why": "done" if has_finished else "stop"})
+    reports.write_journal(tmp_path, lines)
+    reports.write_file(tmp_path, "config.json", reports.config())
+    page = reports.report(tmp_path)
+    said = reports.part(page, "before")
+    assert ("Not there yet" in said) != has_finished
+    assert ("No prompt was sampled at two steps" in said) == has_finished
+    assert ("Not there yet" in reports.visible_text(page)) != has_finished
+
+
+def test_previews_that_a_setting_switches_off_are_not_awaited(tmp_path: Path) -> None:
+    reports.write_journal(tmp_path, [reports.start()])
+    changed = reports.config()
+    changed["settings"]["samples"] = 0
+    reports.write_file(tmp_path, "config.json", changed)
+    assert "before" not in reports.chapters(tmp_path)

@@ -233,3 +233,25 @@ def test_runs_of_two_projects_are_compared_with_links_that_lead_somewhere(
     assert not [link for link in links if link.startswith("..")]
 
     assert client.get(f"{CATS}/compare?run=run-1&beside=../x").status_code == 422
+
+
+def test_the_place_of_a_run_without_captions_promises_no_preview(
+    client: Any, cats: projects.Project
+) -> None:
+    """It is done, so no preview comes by itself, and a resume would draw none."""
+    bare = cats.folder / "runs/bare"
+    records = [
+        json.loads(line) for line in (bare / "journal.jsonl").read_text().splitlines()
+    ]
+    kept = [record for record in records if record["kind"] != "sample"]
+    reports.write_journal(bare, kept)
+    settings = {"sample_after": 60, "samples": 2}
+    write_file(bare, "config.json", {"steps": 120, "settings": settings})
+    account = json.loads((bare / "check.json").read_text())
+    for clip in account["clips"]:
+        clip["captions"] = [""]
+    write_file(bare, "check.json", account)
+    text = client.get(f"{CATS}/train", params={"run": "bare"}).text
+    place = text.split('id="no-previews"')[1].split("</div>")[0]
+    assert "no clip that it trains on has one" in place
+    assert "Resume it" not in place

@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.support.reports import (
     account,
+    config,
     full_run,
     part,
     report,
@@ -19,10 +20,12 @@ from videotune.reporter.build import contact_sheet_page
 from videotune.reporter.charts import Line, line_chart
 from videotune.reporter.curves import exposure as exposure_of
 from videotune.reporter.read import read_run
+from videotune.runs.start_state import StartState, start_state
 from videotune.studio import projects
 from videotune.studio.checkpoint_words import describe_best_step
 from videotune.studio.web import render
 from videotune.text import times_between
+from videotune.validation.verdict_words import ErrorReference
 
 WITHOUT_STYLE = {"chart"}
 """Classes that need no style."""
@@ -41,7 +44,7 @@ def test_each_class_of_a_chart_has_a_style() -> None:
     grounds = {
         "chart": chart,
         "best": 20,
-        "changed_at": 0,
+        "reference": ErrorReference(),
         "changes": [],
         "clips": [],
     }
@@ -144,24 +147,36 @@ def test_the_mark_of_the_best_step_is_below_the_curve_of_held_out_clips() -> Non
 def test_the_page_says_why_the_best_step_is_not_the_recommended_one() -> None:
     saves = [(60, Path("step-60")), (120, Path("step-120"))]
     measured = (0, 60, 100, 120)
+    start = StartState()
     without_turn = {"best_step": 100, "turned": False}
-    assert describe_best_step(without_turn, 100, saves, measured) == ""
+    assert describe_best_step(without_turn, 100, saves, measured, start) == ""
     assert (
-        describe_best_step({"best_step": None, "turned": False}, 120, saves, measured)
+        describe_best_step(
+            {"best_step": None, "turned": False}, 120, saves, measured, start
+        )
         == ""
     )
-    missing = describe_best_step(without_turn, 120, saves, measured)
+    missing = describe_best_step(without_turn, 120, saves, measured, start)
     assert "step 100" in missing
     assert "no checkpoint" in missing
     as_good = describe_best_step(
-        {"best_step": 60, "turned": False}, 120, saves, measured
+        {"best_step": 60, "turned": False}, 120, saves, measured, start
     )
     assert "step 60" in as_good
     assert "no checkpoint" not in as_good
     unmeasured = describe_best_step(
-        {"best_step": 60, "turned": False}, 120, saves, (0, 60)
+        {"best_step": 60, "turned": False}, 120, saves, (0, 60), start
     )
     assert "step 120 itself was not measured" in unmeasured
+
+    at_start = {"best_step": 0, "turned": False}
+    begun = start_state("/lora.safetensors", "LORA")
+    for state, words in (
+        (start, "the base model itself"),
+        (begun, "the LoRA it began"),
+    ):
+        said = describe_best_step(at_start, 120, saves, measured, state)
+        assert words in said
 
 
 def test_a_run_without_held_out_clips_says_so_at_each_checkpoint(
@@ -212,3 +227,21 @@ def test_a_report_that_the_studio_serves_names_its_places_in_the_notes(
         assert ("“Target FPS” set to 8" in clips) == is_served
         settings = part(page, "settings")
         assert "learning_rate" in settings, "they are named as in a config"
+
+
+def test_the_pages_of_a_run_name_the_lora_that_it_began_with(
+    client: Any, tmp_path: Path
+) -> None:
+    run_folder = projects.create(tmp_path, "Cats", preset="toy").folder / "runs/run-1"
+    full_run(run_folder)
+    assert client.get("/p/cats/previews?run=run-1").json()["start"] == "the base model"
+
+    changed: dict[str, Any] = config()
+    changed["settings"]["init_from"] = "/loras/first.safetensors"
+    write_file(run_folder, "config.json", changed)
+    answer = client.get("/p/cats/previews?run=run-1").json()
+    assert answer["start"] == "the LoRA it began with"
+    results = client.get("/p/cats/results?run=run-1").text
+    assert 'data-start="the LoRA it began with"' in results
+    assert "relative to the LoRA it began with: below 1 is better" in results
+    assert "relative to the base model" not in results

@@ -15,6 +15,7 @@ from videotune.studio import header, web
 from videotune.studio.failures import first_sentence
 from videotune.studio.terms import in_studio_terms
 from videotune.text import capitalized
+from videotune.validation.verdict_words import ErrorReference
 
 PACKAGE = Path(videotune.__file__).parent
 OPTION = re.compile(r"(?<![\w-])--[a-z]|`videotune |dataset (is )?of kind")
@@ -149,8 +150,8 @@ def test_a_verdict_names_settings_with_links_and_parts_its_sentences() -> None:
     }
     page = web.TEMPLATES.from_string(
         '{% from "macros.html.j2" import verdict_line with context %}'
-        "{{ verdict_line(verdict, none)|setting_links('my cats') }}"
-    ).render(verdict=mapping(verdict))
+        "{{ verdict_line(verdict, reference)|setting_links('my cats') }}"
+    ).render(verdict=mapping(verdict), reference=ErrorReference())
     for key in ("validate_every", "learning_rate"):
         assert f'<a href="/p/my%20cats/setup#f-{key}">“' in page
         assert f" {key} " not in page

@@ -176,7 +176,6 @@ def show_runs(
     Raises VideotuneError for options that only one run has.
     """
     from videotune.commands.compare_runs import compare_runs
-    from videotune.reporter.comparison import BEST_FIRST
 
     for name, value in options.items():
         if value not in (None, []):
@@ -188,12 +187,12 @@ def show_runs(
     comparison = compare_runs(runs, out)
 
     print_runs(comparison.keys, comparison.rows)
-    if any(row["held_out"] for row in comparison.rows):
-        tell(BEST_FIRST)
+    if comparison.order:
+        tell(comparison.order)
     else:
         tell(
             "No clip is kept aside for checking, so no figure shows which run copies less. The error on training "
-            "clips is a share of the base model's: it shows how much a run has learnt."
+            "clips is a share of that before training: it shows how much a run has learnt."
         )
     if comparison.doubt:
         tell(comparison.doubt)

@@ -13,6 +13,7 @@ from videotune.errors import VideotuneError
 from videotune.reporter.comparison import (
     comparison_table,
     doubt_on_errors,
+    order_of_runs,
     shared_previews,
     write_comparison,
 )
@@ -31,10 +32,13 @@ class RunComparison:
     """The settings that differ, by dotted name."""
 
     rows: list[dict[str, Any]]
-    """The facts of each run, the lowest held-out error first."""
+    """The facts of each run."""
+
+    order: str
+    """In which order the runs are; empty if none has measured clips kept aside."""
 
     doubt: str
-    """Why the errors on clips kept aside do not compare; empty if they do."""
+    """Why the errors do not compare; empty if they do."""
 
     shared_prompts: int
     """How many prompts at least two of the runs have sampled with the same seed."""
@@ -69,6 +73,7 @@ def compare_runs(folders: Sequence[Path], out: Path | None = None) -> RunCompari
         page=page,
         keys=keys,
         rows=rows,
+        order=order_of_runs(runs),
         doubt=doubt_on_errors(runs),
         shared_prompts=len(shared_previews(runs, page_folder)),
     )

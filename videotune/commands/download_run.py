@@ -50,7 +50,6 @@ ELSEWHERE = "elsewhere"
 _EMPTIED: Mapping[str, Any] = {
     "cache_dir": None,
     "output_model_destination": None,
-    "init_from": None,
     "prior_preservation": None,
     "push_to": None,
     "notify": [],
@@ -300,8 +299,7 @@ def _replace_paths(settings: dict[str, Any], run: Path) -> None:
     def replaced(key: str, value: str | None) -> str | None:
         if value is None or value.startswith("asset:") or _HUB_ID.fullmatch(value):
             return value
-        name = re.split(r"[/\\]", value.rstrip("/\\"))[-1]
-        name = re.sub(r"[^\w.-]|^\.+", "_", name) or "_"
+        name = _file_name(value)
         echo(f"{key}: {name} is not fetched. Name it for the resume: --set {key}=…")
         return str(run / ELSEWHERE / name)
 
@@ -313,6 +311,9 @@ def _replace_paths(settings: dict[str, Any], run: Path) -> None:
     else:
         file = replaced("transformer.file", file)
     settings["transformer"]["file"] = file
+    if settings["init_from"] is not None:
+        # It is not read again, and says what the errors of the run are relative to.
+        settings["init_from"] = str(run / ELSEWHERE / _file_name(settings["init_from"]))
     for lora in settings["base_loras"]:
         lora["file"] = replaced("base_loras", lora["file"])
 
@@ -326,6 +327,12 @@ def _replace_paths(settings: dict[str, Any], run: Path) -> None:
             if isinstance(prompt, dict):
                 prompt["image"] = None
                 prompt["loras"] = None
+
+
+def _file_name(path: str) -> str:
+    """Return the last part of a path of another machine, as the name of a file here."""
+    name = re.split(r"[/\\]", path.rstrip("/\\"))[-1]
+    return re.sub(r"[^\w.-]|^\.+", "_", name) or "_"
 
 
 def _without_digest(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from videotune.job.notes import (
     interval_notes,
     micro_batch_notes,
     pictures_only_notes,
+    preview_notes,
     rate_notes,
     reading_notes,
     unused_keys,
@@ -93,6 +94,8 @@ class Job:
     as one. A resume keeps it, so that a step keeps its samples.
     """
     view_history: ViewHistory = field(default_factory=ViewHistory)
+    sampled_prompts: Mapping[int, str] = field(default_factory=dict)
+    """The newest prompt by seed of the previews that a resumed run has made."""
 
     @property
     def config(self) -> Config:
@@ -300,6 +303,8 @@ def open_job(
     notes += warmup_note(config, steps)
     steps_between = intervals(config, epoch_steps)
     notes += interval_notes(config, steps_between)
+    sample_after = steps_between.get("sample_after", config.sample_after)
+    notes += preview_notes(config, library, sample_after)
     notes += epoch_notes(library, tuple(windows_by_bucket.values()), schedule, steps)
 
     return Job(

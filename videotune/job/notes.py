@@ -195,6 +195,25 @@ def interval_notes(config: Config, steps_between: Mapping[str, int]) -> list[str
     return notes
 
 
+def preview_notes(config: Config, library: Library, interval: int | None) -> list[str]:
+    """Say if previews are to be of captions, and no training clip has one.
+
+    Args:
+        config: the config.
+        library: the clips.
+        interval: steps from one preview to the next.
+    """
+    are_of_captions = isinstance(config.samples, int) and config.samples > 0
+    if not interval or not are_of_captions or not library.windows:
+        return []
+    if any(clip.captions[0] for clip in library.clips if not clip.held_out):
+        return []
+    return [
+        "no previews are made: their prompts are captions, and no training clip has one. "
+        "Set samples to prompts"
+    ]
+
+
 def micro_batch_notes(resolved: Resolved) -> list[str]:
     """Return a note if a micro-batch could hold more than a step has."""
     config = resolved.config

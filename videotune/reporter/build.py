@@ -284,12 +284,10 @@ def environment(*packages: str) -> Environment:
         "repr": repr,
         "with_code": with_code,
         "expert_in": expert_in,
-        "step_of_change": verdict_words.step_of_change,
         "is_undecided": verdict_words.is_undecided,
         "is_unknown": verdict_words.is_unknown,
         "is_unproven": verdict_words.is_unproven,
         "shown_word": verdict_words.shown_word,
-        "share_reference": verdict_words.share_reference,
     }
     return templates
 

@@ -1,6 +1,7 @@
 """Compare runs: their settings, losses, verdicts and previews, as data and as a page."""
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,7 @@ from videotune.reporter.read import (
 from videotune.reporter.setting_cells import folder_names, setting_cells
 from videotune.sampling.picture_faults import describe_faults, describe_sound
 from videotune.text import counted
-from videotune.validation.verdict_words import (
-    share_reference,
-    shown_word,
-    step_of_change,
-)
+from videotune.validation.verdict_words import shown_word
 
 MOST_KEYS_BESIDE = 3
 """Settings that differ which are columns of the table of results; more have their own
@@ -41,7 +38,16 @@ MOST_CHARACTERS_BESIDE = 24
 """Characters of a value in the table of results."""
 
 BEST_FIRST = "The run with the lowest error on clips kept aside comes first."
-"""The order of runs, wherever they are compared; without that error they keep theirs."""
+"""The order of runs whose errors compare; others keep theirs."""
+
+NOT_RANKED = "The runs are not ranked."
+"""The order of runs whose errors are relative to different models."""
+
+START_SETTINGS = ("base_loras", "init_from")
+"""Settings of weights that a run begins with, beside those of the base model."""
+
+Start = tuple[str, ...]
+"""What a run began with, equal for runs whose errors are relative to the same model."""
 
 STROKES = ("one", "two", "three", "four")
 
@@ -81,7 +87,8 @@ def write_comparison(folders: Sequence[Path], path: Path) -> Path:
         waiting=waiting,
         is_short=_fits_beside_results(rows),
         previews=shared_previews(runs, path.parent),
-        best_first=BEST_FIRST,
+        order=order_of_runs(runs),
+        reference=_common_reference(runs),
         doubt=doubt_on_errors(runs),
     )
     write_text(path, contents)
@@ -119,11 +126,17 @@ def _ranked_rows(
         keys.append(name)
         cells_by_key.append(cells)
 
+    start = ranked_start(runs)
     rows = []
     for index, run in enumerate(runs):
-        cells = [cells[index] for cells in cells_by_key]
-        name = names[run.folder]
-        rows.append(_comparison_row(shareable(run), name, cells, page_folder))
+        row = _comparison_row(
+            shareable(run),
+            names[run.folder],
+            [cells[index] for cells in cells_by_key],
+            page_folder,
+            is_comparable=is_ranked(run, start),
+        )
+        rows.append(row)
     order = sorted(range(len(rows)), key=lambda index: rows[index]["rank"])
     return keys, [rows[index] for index in order], order
 
@@ -245,13 +258,95 @@ def _captions_by_clip(run: Run) -> dict[str, list[Any]]:
     return {str(clip["id"]): items(clip["captions"]) for clip in used}
 
 
+def _start_of(run: Run) -> Start:
+    """Return what a run began with."""
+    settings = _comparable_settings(run)
+    base_model = sorted(mapping(at(run.config, "base", "fingerprints")).items())
+    weights = [settings.get(name) for name in START_SETTINGS]
+    return tuple(map(repr, (base_model, *weights)))
+
+
+def ranked_start(runs: Sequence[Run]) -> Start | None:
+    """Return what those runs began with that are ranked by their errors: all of them, or
+    else most of them. None if no two runs began alike, or as many otherwise.
+    """
+    counts = Counter(
+        _start_of(run) for run in runs if run.validations and _has_one_reference(run)
+    )
+    if len(counts) == 1:
+        return next(iter(counts))
+    most_common = counts.most_common(2)
+    if not most_common or most_common[0][1] == most_common[1][1]:
+        return None
+    return most_common[0][0]
+
+
+def _has_one_reference(run: Run) -> bool:
+    """Whether the clips kept aside are those that the run began with."""
+    return run.error_reference.changed_at == 0
+
+
+def is_ranked(run: Run, start: Start | None) -> bool:
+    """Whether the errors of a run compare with those of the runs that began with
+    ``start``.
+    """
+    return _has_one_reference(run) and _start_of(run) == start
+
+
+def order_of_runs(runs: Sequence[Run]) -> str:
+    """Return in which order runs are shown; empty if none has measured clips kept aside."""
+    measured = [run for run in runs if run.held_out_losses]
+    if not measured:
+        return ""
+    start = ranked_start(runs)
+    if any(is_ranked(run, start) for run in measured):
+        return BEST_FIRST
+    return NOT_RANKED
+
+
+def _common_reference(runs: Sequence[Run]) -> str:
+    """Return what the errors of all runs are relative to, in words."""
+    references = {run.start.name for run in runs}
+    is_common = len({_start_of(run) for run in runs}) == 1
+    return references.pop() if is_common else "what each run began with"
+
+
 def doubt_on_errors(runs: Sequence[Run]) -> str:
+    """Return why the errors do not compare; empty if they do."""
+    doubts = (_doubt_on_starts(runs), _doubt_on_clips(runs))
+    return " ".join(doubt for doubt in doubts if doubt)
+
+
+def _doubt_on_starts(runs: Sequence[Run]) -> str:
+    """Return which runs have errors that are relative to another model; empty if none
+    has.
+    """
+    measured = [run for run in runs if run.validations]
+    if len({_start_of(run) for run in measured}) < 2:
+        return ""
+
+    start = ranked_start(runs)
+    names = folder_names([run.folder for run in runs])
+    others = [names[run.folder] for run in measured if _start_of(run) != start]
+    if start is None:
+        return (
+            f"{' and '.join(others)} did not begin with the same weights. The errors of each "
+            "are relative to what it began with, so they do not compare."
+        )
+    return (
+        f"{' and '.join(others)} began with other weights than the other runs. The errors of "
+        "each run are relative to what it began with, so these do not compare: what began "
+        "otherwise comes last, and is not in the chart."
+    )
+
+
+def _doubt_on_clips(runs: Sequence[Run]) -> str:
     """Return why the errors on clips kept aside do not compare; empty if they do."""
-    changed = [run.folder.name for run in runs if step_of_change(run.validations)]
+    changed = [run.folder.name for run in runs if not _has_one_reference(run)]
     if changed:
         return (
             f"The clips kept aside of {' and '.join(changed)} have changed in the run: its "
-            "errors are shares of another one than the base model's. It comes last, and "
+            "errors are shares of another one than that at step 0. It comes last, and "
             "is not in the chart."
         )
 
@@ -287,9 +382,11 @@ def _fits_beside_results(rows: Sequence[dict[str, Any]]) -> bool:
 
 
 def _comparison_row(
-    run: Run, name: str, cells: Sequence[str], page_folder: Path
+    run: Run, name: str, cells: Sequence[str], page_folder: Path, *, is_comparable: bool
 ) -> dict[str, Any]:
-    """Return a run's cells; ``rank`` sorts by validation loss, missing ones last."""
+    """Return a run's cells; ``rank`` sorts by validation loss, missing ones last, as well as
+    those that do not compare.
+    """
     verdict = outcome.verdict(run)
     losses = dict(run.held_out_losses)
     # The error of the file that one takes; the lowest where that step was not measured.
@@ -299,10 +396,14 @@ def _comparison_row(
     if error is not None and not is_recommended:
         lowest_step = min(losses, key=lambda step: (losses[step], step))
         held_out += f" at step {text.plain(lowest_step)}"
-    # Shares of another error than the base model's stand in no order with the others.
-    other_base = step_of_change(run.validations)
-    if error is not None and other_base:
-        held_out += f" times {share_reference(other_base)}, since its clips kept aside changed there"
+    reference = run.error_reference
+    training = _training_error(run, verdict["step"])
+    if not is_comparable:
+        suffix = f" times {reference.share}"
+        if reference.changed_at:
+            suffix += ", since its clips kept aside changed there"
+        held_out += suffix if held_out else ""
+        training = training and training + suffix
 
     link = None
     report = run.folder / "report.html"
@@ -319,20 +420,20 @@ def _comparison_row(
         "values": cells,
         "state": summary(run)["state"],
         "steps": run.steps.last,
-        "verdict": shown_word(verdict["latest"], other_base),
+        "verdict": shown_word(verdict["latest"], reference.changed_at),
         "recommended": verdict["step"],
         "held_out": held_out or None,
-        "training": _training_error(run, verdict["step"]),
+        "training": training,
         "loss": _mean_error(run),
         "held_out_parts": _errors_by_part(run, verdict["step"]),
         "minutes": minutes,
-        "rank": (error is None or bool(other_base), error or 0.0),
+        "rank": (0, error) if is_comparable and error is not None else (1, 0.0),
     }
 
 
 def _training_error(run: Run, step: int | None) -> str | None:
     """Return the error on training clips at the recommended step, or the last one that
-    was measured, as a share of the base model's; None if it was not measured.
+    was measured, relative to the first; None if it was not measured.
     """
     errors = dict(points(run.validations, "train", "normalised"))
     if not errors:
@@ -367,19 +468,22 @@ def _comparison_chart(runs: Sequence[Run]) -> dict[str, Any] | None:
         runs: the runs, in the order of the table.
     """
     names = folder_names([run.folder for run in runs])
+    start = ranked_start(runs)
     lines = []
     for index, run in enumerate(runs):
         css = STROKES[index % len(STROKES)]
         if index >= len(STROKES):
             css += " pale"
         curve = run.held_out_losses
-        if curve and not step_of_change(run.validations):
+        if curve and is_ranked(run, start):
             lines.append(charts.Line(names[run.folder], curve, css, dots=True))
 
     if not lines:
         return None
+    ranked = [run for run in runs if is_ranked(run, start)]
     return charts.line_chart(
         lines,
-        says="error on clips kept aside, relative to the base model: below 1 is better",
+        says="error on clips kept aside, relative to "
+        f"{_common_reference(ranked)}: below 1 is better",
         x_label="step",
     )

@@ -141,8 +141,8 @@ def validation(run: Run) -> dict[str, Any]:
     """Return the chapter of the validation loss, without its ``grounds``.
 
     Returns:
-        The chapter, with {"name", "head", "rows", "notes", "charts", "averages"} of each
-        part that is learnt under "parts".
+        The chapter, with {"name", "head", "rows", "notes", "charts", "level_note",
+        "averages"} of each part that is learnt under "parts".
     """
     if not run.validations:
         event = "validation losses appear as the run measures them"
@@ -153,7 +153,7 @@ def validation(run: Run) -> dict[str, Any]:
         chapter = _validation_of(run, part)
         if chapter is not None:
             parts.append(chapter)
-    absent = "" if parts else run.absent("no validation has a number yet")
+    absent = "" if parts else run.absent("validations whose errors are numbers")
     return {"absent": absent, "parts": parts}
 
 
@@ -183,23 +183,25 @@ def _validation_of(run: Run, part: LearntPart) -> dict[str, Any] | None:
     first = f"step {plain(steps[0])}"
     last = f"step {plain(steps[-1])}"
     head = ["clips", first, last, "lowest"]
-    rows = _shares_of_base(records)
+    rows = _shares_of_first(records)
     if at(records[-1], "plain") is not None:
         notes.append(GUIDED_TARGET)
-        rows += _shares_of_base(
+        rows += _shares_of_first(
             _against_clips(part), suffix=", against the clips alone"
         )
     if len(records) < 2:
         head = ["clips", first]
         rows = [[line.label, plain(line.points[0][1])] for line in curves]
     chart = line_chart(curves, says="Validation loss by step", x_label="step")
+    level_charts = _by_quantile(records, run.error_reference.error)
     return {
         "name": part.name,
         "head": head,
         "rows": rows,
         "is_relative": len(records) > 1,
         "notes": notes,
-        "charts": [("Mean squared error by step", chart), *_by_quantile(records)],
+        "charts": [("Mean squared error by step", chart), *level_charts],
+        "level_note": _note_on_levels(records) if level_charts else "",
         "averages": _averages(records[-1]),
     }
 
@@ -243,9 +245,9 @@ def _against_clips(part: LearntPart) -> list[Record]:
     return records
 
 
-def _shares_of_base(records: Sequence[Record], suffix: str = "") -> list[list[str]]:
+def _shares_of_first(records: Sequence[Record], suffix: str = "") -> list[list[str]]:
     """Return the first, the last and the lowest error of each kind of clips, as shares of
-    the base model's error: what the verdict judges and the outcome shows.
+    the first one of the same clips: what the verdict judges and the outcome shows.
 
     Args:
         records: validations.
@@ -264,23 +266,35 @@ def _shares_of_base(records: Sequence[Record], suffix: str = "") -> list[list[st
     return rows
 
 
-def _by_quantile(records: Sequence[Record]) -> list[tuple[str, dict[str, Any]]]:
-    """Return a chart of the first and last validation by noise level, if any."""
+def _by_quantile(
+    records: Sequence[Record], reference: str
+) -> list[tuple[str, dict[str, Any]]]:
+    """Return a chart of the last validation by noise level, if any, as shares of the first
+    one at the same level, which has the same clips.
+
+    Args:
+        records: the validations.
+        reference: what the errors are shares of.
+    """
+    is_relative = len(records) > 1
     lines = []
     for key, name, css in PARTS:
-        curves = []
-        for record in records:
-            curve = _quantile_curve(items(at(record, key, "by_quantile")))
-            if curve:
-                curves.append(curve)
-        if len(curves) > 1:
-            lines.append(Line(f"{name}, first", curves[0], f"pale {css}"))
-        if curves:
-            lines.append(Line(f"{name}, last", curves[-1], css, dots=True))
+        first = dict(_quantile_curve(items(at(records[0], key, "by_quantile"))))
+        curve = _quantile_curve(items(at(records[-1], key, "by_quantile")))
+        if is_relative:
+            curve = [
+                (level, error / first[level])
+                for level, error in curve
+                if first.get(level)
+            ]
+        if curve:
+            lines.append(Line(name, curve, css, dots=True))
     if not lines:
         return []
 
-    title = "By noise level: first and last validation"
+    title = "By noise level: mean squared error"
+    if is_relative:
+        title = f"By noise level: the last validation, as a share of {reference}"
     chart = line_chart(
         lines,
         says=title,
@@ -289,6 +303,17 @@ def _by_quantile(records: Sequence[Record]) -> list[tuple[str, dict[str, Any]]]:
         num_ticks=5,
     )
     return [(title, chart)]
+
+
+def _note_on_levels(records: Sequence[Record]) -> str:
+    """Return why levels differ by their clips; empty if each has all of them."""
+    counts = [len(mapping(at(records[-1], key, "clips"))) for key, _, _ in PARTS]
+    if max(counts) < 2:
+        return ""
+    note = "Each clip is measured at every third noise level, so neighbouring levels have other clips"
+    if len(records) > 1:
+        return f"{note}: a level is compared with itself."
+    return f"{note}, and a line of few clips jumps between them."
 
 
 def _quantile_curve(values: Sequence[Any]) -> list[Point]:

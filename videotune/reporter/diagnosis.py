@@ -226,7 +226,7 @@ def _pictures(run: Run) -> Iterator[Finding]:
 
     base_remark = remark_at(run.journal, 0)
     advice = _advice_on_rate(run)
-    base = "; the base model's were good"
+    base = "; before training they were good"
     if base_remark:
         base = f"; before training, {base_remark}"
         advice = (

@@ -234,7 +234,7 @@ def files(run: Run) -> dict[str, Any]:
         absent = run.absent("exports.json, the exported files")
     no_checkpoint = ""
     if not checkpoints:
-        no_checkpoint = run.absent("no checkpoint has been saved")
+        no_checkpoint = run.absent("checkpoints appear as the run saves them")
     return {
         "absent": absent,
         "exports": [_export_row(run, entry) for entry in run.exports or ()],

@@ -1,4 +1,4 @@
-"""The chapters on what a run cost the base model, and on which part of it moved."""
+"""The chapters on what a run cost what it began with, and on which part of it moved."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ FIGURES = {
 
 
 def readings(run: Run) -> list[Record]:
-    """Return the readings of what is left of the base model's abilities that compare
+    """Return the readings of what is left of the abilities before training that compare
     with the latest one.
     """
     measured = [record for record in run.of_kind("forgetting") if "guidance" in record]
@@ -27,7 +27,7 @@ def readings(run: Run) -> list[Record]:
 
 
 def kept_figures(run: Run) -> dict[str, Any] | None:
-    """Return what the outcome says of the base model's abilities, or None."""
+    """Return what the outcome says of the abilities before training, or None."""
     records = readings(run)
     if len(records) < 2:
         return None
@@ -44,7 +44,7 @@ def kept_figures(run: Run) -> dict[str, Any] | None:
 
 
 def forgetting(run: Run) -> dict[str, Any]:
-    """Return the chapter on what the run cost the base model."""
+    """Return the chapter on what the training cost."""
     records = readings(run)
     not_measured = [
         f"Step {plain(number(record.get('step')))}: {record['not_measured']}."
@@ -71,13 +71,14 @@ def forgetting(run: Run) -> dict[str, Any]:
         "latest": latest,
         "share": number(at(latest, "guidance", "mean")),
         "base_error": number(at(latest, "few_steps", "base")),
+        "start": run.start,
         "prompts": [str(prompt) for prompt in items(latest["prompts"])],
         "charts": _charts(records),
     }
 
 
 def _reason_for_no_plan(run: Run) -> str:
-    """Return why the plan of a run has no reading of the base model's abilities, and what
+    """Return why the plan of a run has no reading of the abilities before training, and what
     to set; empty if it has some, or if they are switched off.
     """
     beside = at(run.plan, "beside")

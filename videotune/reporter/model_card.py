@@ -120,7 +120,7 @@ def _card_data(
         family_name: name of the model family.
         licence: licence of the base model, in lower case.
         use: the chapter ``inventory.use``.
-        loss: the held-out loss of the exported step, relative to the base model, or
+        loss: the held-out loss of the exported step, relative to the first one, or
             None if it was not measured there.
     """
     method = run.setting("training_method")

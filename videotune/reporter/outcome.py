@@ -9,6 +9,7 @@ from videotune.reporter.charts import Line, line_chart
 from videotune.reporter.curves import PARTS
 from videotune.reporter.kept import kept_figures
 from videotune.reporter.read import (
+    FINISHED_STATES,
     Fields,
     Record,
     Run,
@@ -28,11 +29,7 @@ from videotune.validation.overfitting import (
     OVERFITTING,
     recommend,
 )
-from videotune.validation.verdict_words import (
-    share_reference,
-    shown_word,
-    step_of_change,
-)
+from videotune.validation.verdict_words import shown_word
 
 RELATIVE_ERROR = "error on the same clips, as a share of {}: below 1 is better"
 
@@ -41,9 +38,6 @@ PART_STROKES = (("one", "two"), ("three", "four"))
 
 RUNNING_STATES = ("running", "paused")
 """States of a run that has a process."""
-
-FINISHED_STATES = ("done", "early")
-"""States of a run that has ended as it should."""
 
 RunState = tuple[str, str, str]
 """A word for the badge, the badge's colour, and a sentence."""
@@ -151,7 +145,7 @@ def status(run: Path) -> dict[str, Any]:
         "step": contents.steps.last,
         "steps": steps,
         "verdict": latest["verdict"],
-        "shown_verdict": shown_word(latest, step_of_change(contents.validations)),
+        "shown_verdict": shown_word(latest, contents.error_reference.changed_at),
         "verdict_parts": latest["parts"],
         "recommended": recommended,
     }
@@ -208,7 +202,7 @@ def verdict(run: Run) -> dict[str, Any]:
             exported_files.append(path)
     return {
         "absent": absent,
-        "changed_at": step_of_change(run.validations),
+        "reference": run.error_reference,
         "recent_fall": _recent_fall(run),
         "demo": run.demo,
         "changes": [] if run.demo else _error_changes(run),
@@ -269,8 +263,8 @@ def _doubt(run: Run) -> str:
 
 
 def _error_changes(run: Run) -> list[tuple[str, float, float]]:
-    """Return name, latest error as a share of the base's, and its step, of the validated
-    clips.
+    """Return name, latest error relative to the first validation, and its step, of the
+    validated clips.
     """
     if len(run.validations) < 2:
         return []
@@ -375,9 +369,7 @@ def grounds(run: Run) -> dict[str, Any]:
     if lines and has_course:
         chart = line_chart(
             lines,
-            says=RELATIVE_ERROR.format(
-                share_reference(step_of_change(run.validations))
-            ),
+            says=RELATIVE_ERROR.format(run.error_reference.share),
             x_label="step",
             marked_points=best_points,
         )
@@ -396,7 +388,7 @@ def grounds(run: Run) -> dict[str, Any]:
     return {
         "chart": chart,
         "best": best,
-        "changed_at": step_of_change(run.validations),
+        "reference": run.error_reference,
         "changes": changes,
         "clips": clips,
     }

@@ -15,6 +15,7 @@ from urllib.parse import quote
 from videotune.files import path_from
 from videotune.reporter.charts import Line, line_chart
 from videotune.reporter.read import (
+    SWITCHED_OFF,
     Fields,
     Record,
     Run,
@@ -24,6 +25,7 @@ from videotune.reporter.read import (
     number,
     points,
 )
+from videotune.runs.start_state import StartState
 from videotune.sampling.picture_faults import describe_faults, describe_sound
 from videotune.text import plain, some, value_text
 
@@ -260,7 +262,8 @@ def before(run: Run, media: Media) -> dict[str, Any]:
         names = []
         for step in card["steps"]:
             is_exported = step > 0 and step in exported
-            names.append(_step_name(step) + (", exported" if is_exported else ""))
+            name = _step_name(step, run.start)
+            names.append(name + (", exported" if is_exported else ""))
         card["kind"] = _prompt_kind(run, card["prompt"])
         card["names"] = names
         card["videos"] = [media.video(path) for path in card["paths"]]
@@ -268,13 +271,39 @@ def before(run: Run, media: Media) -> dict[str, Any]:
     absent = ""
     if not media.cards:
         event = "a prompt appears as soon as it is sampled twice"
-        absent = run.absent(event, "sample_after")
+        absent = reason_without_previews(run) or run.absent(event, "sample_after")
+        if run.has_finished and run.of_kind("sample"):
+            absent = "No prompt was sampled at two steps with the same seed."
     return {
         "absent": absent,
         "cards": media.cards[:FIRST_CARDS],
         "more_cards": media.cards[FIRST_CARDS:],
         "has_sound": any(any(card["sounds"]) for card in media.cards),
     }
+
+
+def reason_without_previews(run: Run) -> str:
+    """Return why a run makes no previews although ``sample_after`` asks for them; empty if
+    it makes some, as far as its files say.
+    """
+    prompts = run.setting("samples")
+    if run.of_kind("sample") or number(run.setting("sample_after")) == 0:
+        return ""
+    if run.config and prompts in (0, [], ""):
+        return f"{SWITCHED_OFF}: samples names no prompt."
+
+    used = [clip for clip in run.clips if clip["used"] and "captions" in clip]
+    are_of_captions = number(prompts) is not None
+    if used and are_of_captions and not any(_has_caption(clip) for clip in used):
+        return (
+            "No previews are made: their prompts are captions, and no training clip has one. "
+            "Set samples to prompts for the next run."
+        )
+    return ""
+
+
+def _has_caption(clip: Fields) -> bool:
+    return any(items(clip["captions"]))
 
 
 def _prompt_kind(run: Run, prompt: str) -> tuple[str, str] | None:
@@ -298,8 +327,13 @@ def _prompt_kind(run: Run, prompt: str) -> tuple[str, str] | None:
     return "caption of training clips", "quiet"
 
 
-def _step_name(step: float) -> str:
-    return "base" if step == 0 else f"step {plain(step)}"
+def _step_name(step: float, start: StartState) -> str:
+    return start.label if step == 0 else f"step {plain(step)}"
+
+
+def _column_name(step: float, start: StartState) -> str:
+    name = _step_name(step, start)
+    return f"{name} (step 0)" if step == 0 else name
 
 
 def samples(run: Run, media: Media) -> dict[str, Any]:
@@ -329,13 +363,14 @@ def samples(run: Run, media: Media) -> dict[str, Any]:
 
     absent = ""
     if not rows:
-        absent = run.absent("previews appear as the run samples them", "sample_after")
+        event = "previews appear as the run samples them"
+        absent = reason_without_previews(run) or run.absent(event, "sample_after")
     return {
         "absent": absent,
         "all_above": previews <= shown_above,
         "left_out": media.left_out,
         "budget": f"{BUDGET / 1e6:g} MB",
-        "steps": ["base (step 0)" if step == 0 else _step_name(step) for step in steps],
+        "steps": [_column_name(step, run.start) for step in steps],
         "rows": rows,
     }
 
@@ -344,7 +379,9 @@ def compare(run: Run, media: Media) -> dict[str, Any]:
     """Return the chapter of ``compare``: one prompt and seed over all checkpoints."""
     entries = []
     for entry in run.compared or ():
-        names = [_step_name(number(step) or 0) for step in items(entry.get("steps"))]
+        # The command draws step 0 with the base model alone.
+        steps = [number(step) or 0 for step in items(entry.get("steps"))]
+        names = [_step_name(step, StartState()) for step in steps]
         video = media.video(str(entry.get("video") or ""))
         entries.append((mapping(entry), video, ", ".join(names)))
     return {"entries": entries}
@@ -360,7 +397,7 @@ METRICS = {
 
 LIKENESS = {
     "samples": (("mean",), "one"),
-    "base": (("base",), "pale one"),
+    "before training": (("base",), "pale one"),
     "likely copy above": (("line",), "two"),
     "clips kept aside, median": (("held_out", "median"), "three"),
     "other clips, median": (("others", "median"), "pale two"),
@@ -389,7 +426,7 @@ def metrics(run: Run) -> dict[str, Any]:
     nearest = [_measured_sample(run, entry) for entry in items(latest.get("samples"))]
     rows = []
     for record in comparable:
-        figures = [_figure(record, keys) for keys in METRICS.values()]
+        figures = [_figure(record, keys, run.start) for keys in METRICS.values()]
         rows.append([plain(number(record.get("step"))), *figures])
 
     absent = ""
@@ -437,12 +474,14 @@ def _faulty_samples(
         ]
         marked = [sample for sample in samples if sample[2]]
         if marked:
-            faulty.append((_step_name(number(record.get("step")) or 0), marked))
+            faulty.append(
+                (_step_name(number(record.get("step")) or 0, run.start), marked)
+            )
     return faulty
 
 
 def _metric_charts(records: Sequence[Record]) -> list[tuple[str, dict[str, Any]]]:
-    """Return the charts of likeness and of the ratios to the base model."""
+    """Return the charts of likeness and of the ratios to the samples before training."""
     likeness = []
     for name, (keys, css) in LIKENESS.items():
         curve = points(records, "replication", *keys)
@@ -457,7 +496,7 @@ def _metric_charts(records: Sequence[Record]) -> list[tuple[str, dict[str, Any]]
     charts = []
     for title, lines, from_zero in (
         ("Likeness to the nearest training clip", likeness, False),
-        ("As ratios to the base's", ratios, True),
+        ("As ratios to those before training", ratios, True),
     ):
         lines_with_points = [line for line in lines if line.points]
         if lines_with_points:
@@ -468,11 +507,11 @@ def _metric_charts(records: Sequence[Record]) -> list[tuple[str, dict[str, Any]]
     return charts
 
 
-def _figure(record: Record, keys: Sequence[str]) -> str:
-    """Return a metric's value with its ratios to the base model and to the clips."""
+def _figure(record: Record, keys: Sequence[str], start: StartState) -> str:
+    """Return a metric's value with its ratios to the first samples and to the clips."""
     fields = mapping(at(record, *keys))
     ratios = []
-    for key, name in (("to_base", "base"), ("to_data", "clips")):
+    for key, name in (("to_base", start.label), ("to_data", "clips")):
         ratio = number(fields.get(key))
         if ratio is not None:
             ratios.append(f"{ratio:.2f} × {name}")

@@ -17,7 +17,9 @@ from videotune.files import near_paths
 from videotune.runs.journal import readings_of, sound_of, with_mean_of_modalities
 from videotune.runs.run_life import life
 from videotune.runs.schemas import parse_line, read_record
+from videotune.runs.start_state import StartState, start_state
 from videotune.runs.step_sums import StepErrors, Steps, regularization
+from videotune.validation.verdict_words import ErrorReference, step_of_change
 
 Record = Mapping[str, Any]
 Point = tuple[float, float]
@@ -27,6 +29,9 @@ MAX_NUMBER = 1e300
 
 SWITCHED_OFF = "Switched off"
 """The beginning of why a chapter is empty, if a setting is 0."""
+
+FINISHED_STATES = ("done", "early")
+"""States of a run that has ended as it should."""
 
 FILES = {
     name: f"{name}.json" for name in ("config", "check", "plan", "demo", "exports")
@@ -101,6 +106,22 @@ class Run:
         return str(self.setting("base_model_name")).startswith("asset:")
 
     @cached_property
+    def has_finished(self) -> bool:
+        """Whether it has ended as it should, so that nothing more comes by itself."""
+        is_alive = bool(mapping(self.life)["alive"])
+        return self.last("end")["why"] in FINISHED_STATES and not is_alive
+
+    @cached_property
+    def start(self) -> StartState:
+        """What the run began with."""
+        return start_state(self.setting("init_from"), self.setting("training_method"))
+
+    @cached_property
+    def error_reference(self) -> ErrorReference:
+        """What the errors of the validations are shares of."""
+        return ErrorReference(self.start, step_of_change(self.validations))
+
+    @cached_property
     def clips(self) -> list[Fields]:
         """The rows of the account of clips."""
         return [mapping(clip) for clip in items(at(self.check, "clips"))]
@@ -140,6 +161,8 @@ class Run:
         """
         if key and number(self.setting(*key.split("."))) == 0:
             return f"{SWITCHED_OFF} ({key} is 0)."
+        if self.has_finished:
+            return f"Not in this run: {event}."
         return f"Not there yet: {event}."
 
 

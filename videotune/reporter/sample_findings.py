@@ -20,13 +20,13 @@ class LikelyCopies:
     copies: int
 
     base_copies: int
-    """As many of the base model's samples were as near to a clip, by chance."""
+    """As many of the samples before training were as near to a clip, by chance."""
 
     samples: int
 
     @property
     def are_found(self) -> bool:
-        """Whether more samples are likely copies than of the base model."""
+        """Whether more samples are likely copies than before training."""
         return self.copies > self.base_copies
 
     @property
@@ -35,7 +35,7 @@ class LikelyCopies:
         verb = "is a likely copy" if self.copies == 1 else "are likely copies"
         base = ""
         if self.base_copies:
-            base = f" (of the base model's, {plain(self.base_copies)})"
+            base = f" (before training, {plain(self.base_copies)})"
         samples = counted(self.samples, "sample")
         return (
             f"{plain(self.copies)} of {samples} {verb} of a training clip at step "

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from videotune.reporter.read import Run, mapping, number
+from videotune.runs.start_state import StartState
 from videotune.text import plain
 
 NO_VERDICT = "no verdict"
@@ -31,6 +32,7 @@ def describe_best_step(
     recommended: int | None,
     saves: Sequence[tuple[int, Path]],
     measured: Collection[float],
+    start: StartState,
 ) -> str:
     """Return why the step with the lowest error on held-out clips is not the recommended
     one; empty if it is, or if the recommendation's own reason says so.
@@ -40,13 +42,14 @@ def describe_best_step(
         recommended: the recommended step, if there is one.
         saves: steps and folders of the checkpoints.
         measured: steps at which clips kept aside were measured.
+        start: what the run began with.
     """
     best = number(verdict["best_step"])
     if best is None or recommended is None or best == recommended or verdict["turned"]:
         return ""
     lowest = f"the error on clips kept aside was lowest at step {plain(best)}"
     if best == 0:
-        return f"{lowest}, the base model itself"
+        return f"{lowest}, {start.emphasised}"
     if best not in [step for step, _ in saves]:
         return f"{lowest}, of which there is no checkpoint"
     if recommended not in measured:

@@ -42,7 +42,8 @@ def ask_about_changes(project: Project, run: Run, form: FormData) -> Response | 
     if _changes_clips_kept_aside(project, run):
         lines.append(
             "Clips kept aside are among them, and they are measured and never trained: from "
-            "here on their errors are shares of that at this step, not of the base model's, "
+            "here on their errors are shares of that at this step, not of "
+            f"{run.start.error_share}, "
             "and do not compare with what was measured before. To keep the figures, begin "
             "a new run."
         )

@@ -3,6 +3,7 @@
 import sys
 from dataclasses import dataclass
 
+from videotune.reporter.previews import reason_without_previews
 from videotune.reporter.read import Run
 from videotune.studio import clips
 from videotune.studio.projects import Project
@@ -29,13 +30,21 @@ def preview_outlook(run: Run, *, is_busy: bool) -> PreviewOutlook:
     if run.config and run.setting("samples") in (0, [], ""):
         text = "It has no prompt. Write one on the page Setup for the next run."
         return PreviewOutlook("This run draws no previews", text, "samples")
+    if reason_without_previews(run):
+        text = (
+            "Its prompts are captions, and no clip that it trains on has one. Write "
+            "captions, or prompts on the page Setup, for the next run."
+        )
+        return PreviewOutlook("This run draws no previews", text, "samples")
+    if run.has_finished:
+        return PreviewOutlook("No preview was drawn", "The run has ended.")
     if not is_busy:
         text = "It ended before the first one."
         if run.config:  # without one there is nothing to resume
             text += " Resume it, and they appear here."
         return PreviewOutlook("No preview was drawn", text)
 
-    text = "A video of each prompt by the base model, before step 1"
+    text = f"A video of each prompt by {run.start.name}, before step 1"
     steps = run.setting("steps")
     if isinstance(interval, int) and isinstance(steps, int) and interval >= steps:
         text += (

@@ -115,7 +115,9 @@ def run_context(page: PageContext) -> dict[str, Any]:
         "best_why": best_why,
         "best_note": ""
         if best_why
-        else describe_best_step(verdict, best, saves, dict(run.held_out_losses)),
+        else describe_best_step(
+            verdict, best, saves, dict(run.held_out_losses), run.start
+        ),
         "is_unmeasured": is_unmeasured(run, best, best_why),
         "is_result_next": is_result_next(code, verdict, best),
         "kept": kept_figures(run),
@@ -214,7 +216,7 @@ def previews_part(page: PageContext) -> str:
     """
     name = selected_run(page)
     if not name:
-        return render("previews_data", name="", rows=[])
+        return render("previews_data", name="", rows=[], start="")
 
     run, _, _, code = run_state(page, name)
     return render(
@@ -222,6 +224,7 @@ def previews_part(page: PageContext) -> str:
         project=page.current_project,
         name=name,
         rows=preview_rows(page.current_project, name),
+        start=run.start.name,
         outlook=preview_outlook(run, is_busy=code in BUSY_STATUSES),
     )
 
@@ -315,7 +318,10 @@ def show(page: CurrentPage) -> Response:
 @routes.get("/p/{project}/previews")
 def show_previews(page: CurrentPage) -> Response:
     """Send the previews of the run that the address names, to stand beside others."""
-    return json_reply({"rows": preview_rows(page.current_project, selected_run(page))})
+    name = selected_run(page)
+    project = page.current_project
+    start = read_live(run_folder(project, name)).start
+    return json_reply({"rows": preview_rows(project, name), "start": start.name})
 
 
 @routes.get("/p/{project}/exposure")

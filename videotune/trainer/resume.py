@@ -132,7 +132,11 @@ def open_run(
     refuse_unequal_parts(job)
     refuse_fewer_steps(job, run, step)
     refuse_other_batches(job, run_config["settings"], setting_changes, run)
-    job = replace(job, view_history=ViewHistory(**run_config.get("past", {})))
+    job = replace(
+        job,
+        view_history=ViewHistory(**run_config.get("past", {})),
+        sampled_prompts=_sampled_prompts(history),
+    )
     job, memory_changes = fit(job, resume.replan)
     changes += memory_changes
 
@@ -167,6 +171,11 @@ def _open_new_run(
     refuse_unequal_parts(job)
     job, _ = fit(job, False)
     return OpenedRun(job)
+
+
+def _sampled_prompts(history: History) -> dict[int, str]:
+    """Return the newest prompt by seed of the previews in the journal."""
+    return {line["seed"]: line["prompt"] for line in history.of_kind("sample")}
 
 
 def count_views(history: History, step: int) -> dict[str, int]:

@@ -224,7 +224,7 @@ def judge_kept(figures: Mapping[str, Any], *, is_distilled: bool) -> KeptVerdict
         return KeptVerdict(
             FORGETTING,
             f"only {guidance_left} on prompts that have nothing to do with the clips: "
-            "the model no longer follows them as the base model did",
+            "the model no longer follows them as it did before training",
         )
     if _exceeds(effect["by_prompt"], 1.0):
         return KeptVerdict(

@@ -1,7 +1,7 @@
 """Measure at checkpoints what the training cost the base model.
 
-The base model is read before the first step, and its predictions are kept in the run
-folder, since full fine-tuning has no base model afterwards. A failure is a warning.
+What the run begins with, the base model or what ``init_from`` names, is read before the
+first step. Its predictions are kept in the run folder, since it is gone afterwards. A failure is a warning.
 """
 
 import json
@@ -66,7 +66,7 @@ class ForgettingCallback(SamplingCallback):
 
     title = "comparisons with the base model"
     heartbeat_state = "probing"
-    failure_prefix = "the reading of what the base model lost at step {} failed"
+    failure_prefix = "the reading of what the training cost at step {} failed"
 
     def __init__(self, job: Job, plan: ForgettingPlan, every: int) -> None:
         self.job = job

@@ -1,4 +1,4 @@
-"""Weigh what a checkpoint learnt against what it cost the base model."""
+"""Weigh what a checkpoint learnt against what that cost."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Kept:
-    """What is left of the base model's abilities at a step."""
+    """What is left of the abilities before training at a step."""
 
     share: float
     """Of the prompts' effect, at most 1."""
@@ -16,7 +16,7 @@ class Kept:
 
 
 def kept_by_step(lines: Iterable[Mapping[str, Any]]) -> dict[int, Kept]:
-    """Return what is left of the base model's abilities at each step that was read.
+    """Return what is left of the abilities before training at each step that was read.
 
     Readings compare with the latest one only if they have its prompts, shape and steps.
 
@@ -45,9 +45,9 @@ def weigh_kept(
     saved: Collection[int],
 ) -> tuple[int, str]:
     """Return a saved step that no other one beats in both what it learnt and what is
-    left of the base model's abilities.
+    left of the abilities before training.
 
-    If the choice has lost abilities of the base model, it is the best of the steps that
+    If the choice has lost abilities, it is the best of the steps that
     have not. Otherwise it is the choice, unless another step is better in one and no
     worse in the other.
 
@@ -85,7 +85,7 @@ def weigh_kept(
     step = min(better, key=lambda step: (held_out[step], -kept_shares[step].share))
     return step, (
         f"clips kept aside are no worse there than at step {choice}, and more of what the "
-        f"base model does with other prompts is left ({_percent(kept_shares[step].share)} of "
+        f"model did with other prompts before training is left ({_percent(kept_shares[step].share)} of "
         f"their effect, {_percent(of_choice.share)} at step {choice})"
     )
 
@@ -107,8 +107,8 @@ def _without_loss(
         return choice, f"{loss}, and no saved step that was read has lost less"
     step = min(intact, key=lambda step: (held_out[step], step))
     return step, (
-        f"it is the best by clips kept aside of the saved steps that keep what the base "
-        f"model could do. {loss}"
+        f"it is the best by clips kept aside of the saved steps that keep what the "
+        f"model could do before training. {loss}"
     )
 
 

@@ -290,7 +290,8 @@ def _overfitting_reason(readings: Sequence[Reading], best: int, risen: int) -> s
     num_clips = len(clips_of(latest, "held_out"))
     return (
         f"clips kept aside were best at step {first['step']} "
-        f"({first['held_out']['normalised']:.3f} of the base) and {verb} to "
+        f"({first['held_out']['normalised']:.3f} of their error at step "
+        f"{readings[0]['step']}) and {verb} to "
         f"{worst['held_out']['normalised']:.3f}{since_then}, more than the scatter "
         f"over {num_clips} clips explains and twice in a row, while training clips "
         f"fell from {first['train']['normalised']:.3f} to "
@@ -363,7 +364,7 @@ def recommend(
         return recommended, ""
     reason = f"it is the best of those saved: there is no checkpoint of step {best}"
     if not best:
-        reason += "; clips kept aside were best under the base model itself"
+        reason += "; clips kept aside were best before training"
     return recommended, reason
 
 
@@ -395,7 +396,7 @@ def turned_first(readings: Sequence[Reading]) -> int:
 def recent_readings(readings: Sequence[Reading]) -> Sequence[Reading]:
     """Return the readings whose trend decides between LEARNING and PLATEAU.
 
-    The first is left out: the fall from the base model says nothing of how a run goes on.
+    The first is left out: the fall from step 0 says nothing of how a run goes on.
     """
     after_first = readings[1:]
     return after_first[-max(MIN_READINGS, ceil(len(readings) / 3)) :]

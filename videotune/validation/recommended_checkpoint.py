@@ -5,6 +5,7 @@ from typing import Any
 
 from videotune.runs.checkpoint import complete_checkpoints
 from videotune.runs.journal import readings_of
+from videotune.runs.start_state import start_state
 from videotune.trainer.trainer import Trainer
 from videotune.validation.frontier import kept_by_step, weigh_kept
 from videotune.validation.overfitting import (
@@ -15,13 +16,14 @@ from videotune.validation.overfitting import (
     recommend,
 )
 from videotune.validation.to_come import validations_to_come
+from videotune.validation.verdict_words import ErrorReference, step_of_change
 
 
 def recommend_checkpoint(trainer: Trainer, step: int) -> dict[str, Any]:
     """Return {"step", "why"} of the recommended checkpoint of a run at ``step``.
 
     It is the best by the held-out clips if the run overfits or has got worse, else the
-    last; unless another one is better by what is left of the base model's abilities.
+    last; unless another one is better by what is left of the abilities before training.
     """
     lines = trainer.journal.history.events
     verdict = judge(lines, validations_to_come(trainer, step))
@@ -29,9 +31,10 @@ def recommend_checkpoint(trainer: Trainer, step: int) -> dict[str, Any]:
     held_out = _held_out_errors(lines, verdict)
     if verdict is None or not verdict.turned or not saved:
         choice = max(saved, default=step)
-        why = _why_the_last(choice, held_out)
         if verdict is not None and verdict.label is None:
             why = f"no verdict: {verdict.reason}"
+        else:
+            why = _why_the_last(choice, held_out, _error_reference(trainer))
     else:
         choice, reason = recommend(held_out, verdict.best_step or 0, saved)
         why = reason or "clips kept aside were best there"
@@ -40,13 +43,25 @@ def recommend_checkpoint(trainer: Trainer, step: int) -> dict[str, Any]:
     return {"step": weighed, "why": reason or why}
 
 
-def _why_the_last(last: int, held_out: Mapping[int, float]) -> str:
+def _error_reference(trainer: Trainer) -> ErrorReference:
+    """Return what the errors of a run are shares of."""
+    config = trainer.job.config
+    return ErrorReference(
+        start=start_state(config.init_from, config.training_method),
+        changed_at=step_of_change(readings_of(trainer.journal.history.events)),
+    )
+
+
+def _why_the_last(
+    last: int, held_out: Mapping[int, float], reference: ErrorReference
+) -> str:
     """Return why the last saved step is recommended, though an earlier one may have had
     the lowest error.
 
     Args:
         last: the last saved step.
         held_out: the error on held-out clips by step.
+        reference: what the errors are shares of.
     """
     lowest = min(held_out, key=lambda step: held_out[step], default=last)
     if held_out and last not in held_out and lowest:
@@ -57,11 +72,9 @@ def _why_the_last(last: int, held_out: Mapping[int, float]) -> str:
     if last not in held_out or held_out[lowest] >= held_out[last]:
         return LAST_STEP
 
-    first = min(held_out)
-    reference = f"that at step {first}" if first else "the base model's"
     return (
         f"it is the last, where the error on clips kept aside was {held_out[last]:.1%} of "
-        f"{reference}; step {lowest} had {held_out[lowest]:.1%}, which is no clear rise"
+        f"{reference.share}; step {lowest} had {held_out[lowest]:.1%}, which is no clear rise"
     )
 
 

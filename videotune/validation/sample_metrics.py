@@ -165,14 +165,11 @@ class SampleMetricsCallback(SamplingCallback):
 
         base_reading = trainer.run / FILE
         if not base_reading.is_file() or not base_file(trainer.run).is_file():
-            return (
-                "the base's samples were not generated before step 1, "
-                "so there is nothing to compare with"
-            )
+            return "no samples were generated before step 1, so there is nothing to compare with"
         if read_json(base_reading)["drawing"] != sampling_identity(self.plan):
             return (
                 "the prompts, shape or steps of the sample metrics differ from those "
-                "of the base's samples"
+                "of the samples before training"
             )
         return None
 

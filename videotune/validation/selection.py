@@ -113,14 +113,16 @@ def preview_prompts(job: Job) -> list[Prompt]:
     """Return the prompts of the previews.
 
     These are the prompts of ``samples``; if it is a number, that many different
-    captions, evenly over the training clips.
+    captions, evenly over the training clips. A resumed run keeps those that it has
+    sampled, as long as a clip has them: otherwise one caption that changes could exchange
+    all, and no preview would have one before it.
     """
     samples = job.config.samples
     prompts: Sequence[str | Prompt]
     if isinstance(samples, list):
         prompts = samples
     else:
-        prompts = spread_captions(job, samples)
+        prompts = _with_sampled_prompts(job, spread_captions(job, samples))
     return [
         Prompt(prompt=prompt) if isinstance(prompt, str) else prompt
         for prompt in prompts
@@ -175,12 +177,36 @@ def preview_keys(job: Job) -> list[tuple[str, int]]:
 
 def spread_captions(job: Job, count: int) -> list[str]:
     """Choose at most ``count`` different captions, evenly over the training clips."""
+    return list(spread_evenly(_captions(job), count))
+
+
+def _with_sampled_prompts(job: Job, prompts: Sequence[str]) -> list[str]:
+    """Return prompts of the run's previews, those that it has sampled in their places."""
+    captions = _captions(job) if job.sampled_prompts else []
+    run_seed = job.config.sample.seed
+    kept_by_place: dict[int, str] = {}
+    for place in range(len(prompts)):
+        sampled = job.sampled_prompts.get(run_seed + place)
+        if sampled in captions and sampled not in kept_by_place.values():
+            kept_by_place[place] = sampled
+
+    # Those of before and, if they are not enough, any others.
+    kept = set(kept_by_place.values())
+    others = (text for text in dict.fromkeys([*prompts, *captions]) if text not in kept)
+    return [
+        kept_by_place[place] if place in kept_by_place else next(others)
+        for place in range(len(prompts))
+    ]
+
+
+def _captions(job: Job) -> list[str]:
+    """Return the different captions of the training clips."""
     trained_ids = {window.clip_id for window in job.training_windows}
     captions = []
     for clip in job.library.clips:
         if clip.id in trained_ids and clip.captions[0]:
             captions.append(clip.captions[0])
-    return list(spread_evenly(list(dict.fromkeys(captions)), count))
+    return list(dict.fromkeys(captions))
 
 
 def preview_windows(job: Job) -> dict[PreviewRequest, Window]:

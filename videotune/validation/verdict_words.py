@@ -1,8 +1,10 @@
 """How a verdict is told: its word, and what its errors are shares of."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from videotune.runs.start_state import StartState
 from videotune.validation.overfitting import PLATEAU
 
 VerdictLine = Mapping[str, Any]
@@ -10,9 +12,6 @@ VerdictLine = Mapping[str, Any]
 
 UNKNOWN = "cannot be told"
 """The word for a PLATEAU that is one only because too little is known."""
-
-OF_BASE = "the base model's"
-"""What errors are shares of, in a run whose clips kept aside have not changed."""
 
 
 def shown_word(verdict: VerdictLine, changed_at: int = 0) -> str:
@@ -38,8 +37,8 @@ def is_unknown(verdict: VerdictLine, changed_at: int = 0) -> bool:
 
 
 def is_unproven(verdict: VerdictLine, changed_at: int = 0) -> bool:
-    """Whether the first reading, the base model's unless the clips changed, is as good as
-    the best step, by the test of chance: what was learnt is then not shown.
+    """Whether the first reading, of step 0 unless the clips changed, is as good as the
+    best step, by the test of chance: what was learnt is then not shown.
     """
     if verdict.get("best_step") == changed_at:
         return False
@@ -60,8 +59,8 @@ def is_undecided(verdict: VerdictLine) -> bool:
 def step_of_change(readings: Sequence[Mapping[str, Any]]) -> int:
     """Return the step at which the clips kept aside changed; 0 if they have not.
 
-    Errors are shares of those at the first reading of the same clips, which is the base
-    model's only if they have never changed.
+    Errors are shares of those at the first reading of the same clips, which is that of
+    step 0 only if they have never changed.
 
     Args:
         readings: the validations of the latest set.
@@ -72,8 +71,31 @@ def step_of_change(readings: Sequence[Mapping[str, Any]]) -> int:
     return first_step if isinstance(first_step, int) else 0
 
 
-def share_reference(step: int) -> str:
-    """Return what errors are shares of, if the clips kept aside changed at ``step``; 0 if
-    they did not.
-    """
-    return f"that at step {step:,}" if step else OF_BASE
+@dataclass(frozen=True)
+class ErrorReference:
+    """What the errors of a run are shares of."""
+
+    start: StartState = field(default_factory=StartState)
+
+    changed_at: int = 0
+    """The step at which the clips kept aside changed; 0 if they did not."""
+
+    @property
+    def share(self) -> str:
+        """What follows a percentage or "times"."""
+        if self.changed_at:
+            return f"that at step {self.changed_at:,}"
+        return self.start.error_share
+
+    @property
+    def error(self) -> str:
+        """What the errors are shares of."""
+        if self.changed_at:
+            return f"the error at step {self.changed_at:,}"
+        return self.start.error
+
+    def error_on(self, clips: str) -> str:
+        """Return what the errors on some clips are shares of."""
+        if self.changed_at:
+            return f"the error on {clips} at step {self.changed_at:,}"
+        return self.start.error_on(clips)

@@ -3,11 +3,11 @@
 document.addEventListener("DOMContentLoaded", () => {
   const $ = (id) => document.getElementById(id), viewer = $("viewer");
   const state = { row: "", left: "", besideStep: "", right: null, newest: true, playing: !matchMedia("(prefers-reduced-motion: reduce)").matches };
-  let rows = null, beside = { run: "", rows: [] };
+  let rows = null, start = "", beside = { run: "", rows: [], start: "" };
   const name = (row) => `${row.branch}\n${row.prompt}\n${row.seed}`;
   const url = (path) => viewer.dataset.file + encodeURIComponent(path);
   const poster = (address) => address.replace("/file?", "/poster?"); // a frame of the middle: many previews begin with black
-  const said = (step) => step === 0 ? "base model" : `step ${step}`;
+  const said = (step, began = start) => step === 0 ? began.replace(/^the /, "") : `step ${step}`;  // a run may begin with a LoRA
 
   function read() {
     const place = $("previews-data");
@@ -15,6 +15,7 @@ document.addEventListener("DOMContentLoaded", () => {
     const next = JSON.parse(place.dataset.rows);
     if (JSON.stringify(next) === JSON.stringify(rows)) return;
     rows = next;
+    start = place.dataset.start;
     viewer.hidden = !rows.length;
     if (rows.length) { chips(); show(); matrix(); }
   }
@@ -71,8 +72,8 @@ document.addEventListener("DOMContentLoaded", () => {
     $("viewer-prompt").title = row.prompt;
     const choice = $("viewer-left"), other = besideCell(row, state.right);
     const choices = other
-      ? [["nearest step", ""], ...besideRow(row).cells.map(([step]) => [`${beside.run}, ${said(step)}`, step])]
-      : steps.map((step) => [step === 0 ? "before (base model)" : `step ${step}`, step]);
+      ? [["nearest step", ""], ...besideRow(row).cells.map(([step]) => [`${beside.run}, ${said(step, beside.start)}`, step])]
+      : steps.map((step) => [step === 0 ? `before (${said(0)})` : `step ${step}`, step]);
     if (choice.dataset.choices !== choices.join()) {
       choice.dataset.choices = choices.join();
       choice.replaceChildren(...choices.map(([words, step]) => new Option(words, step)));
@@ -81,7 +82,7 @@ document.addEventListener("DOMContentLoaded", () => {
     const slider = $("viewer-step"); slider.max = steps.length - 1; slider.value = steps.indexOf(state.right); slider.disabled = steps.length < 2;
     slider.setAttribute("aria-valuetext", said(state.right));
     $("viewer-at").textContent = said(state.right);
-    if (other) put($("shot-left"), url(other[1]), `${beside.run}, ${said(other[0])}${remarkOf(other)}`);
+    if (other) put($("shot-left"), url(other[1]), `${beside.run}, ${said(other[0], beside.start)}${remarkOf(other)}`);
     else put($("shot-left"), url(path.get(left)), (left === 0 ? "before" : `step ${left}`) + remarks.get(left));
     put($("shot-right"), url(path.get(state.right)), (beside.run ? `${viewer.dataset.run}, ` : "") + said(state.right) + remarks.get(state.right));
     $("shot-left").hidden = !other && left === state.right && steps.length < 2;
@@ -97,12 +98,12 @@ document.addEventListener("DOMContentLoaded", () => {
     return chosen || same && same.cells.reduce((best, cell) => Math.abs(cell[0] - step) < Math.abs(best[0] - step) ? cell : best);
   }
   async function chooseBeside(run) {
-    beside = { run: "", rows: [] };
+    beside = { run: "", rows: [], start: "" };
     state.besideStep = "";
     if (run) {
       const answer = await fetch(viewer.dataset.previews + encodeURIComponent(run)).catch(() => null);
       if (!answer || !answer.ok) { $("viewer-beside").value = ""; vt.toast("The previews of that run could not be read. Try again.", true); return; }
-      beside = { run, rows: (await answer.json()).rows };
+      beside = { run, ...(await answer.json()) };
     }
     const matched = rows.some((row) => besideCell(row, 0));
     $("viewer-beside-said").textContent = run && !matched ? `${run} has no preview with these prompts and seeds` : "";
