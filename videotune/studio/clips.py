@@ -31,7 +31,12 @@ from videotune.studio.clip_row import (
     without_model,
 )
 from videotune.studio.clip_subjects import ABOUT, clips_about
-from videotune.studio.outside_clips import is_outside, short_name, stopping_clips
+from videotune.studio.outside_clips import (
+    is_outside,
+    missing_sources,
+    short_name,
+    stopping_clips,
+)
 from videotune.studio.projects import CLIPS, HELD_OUT, Project, has_visible_files
 from videotune.studio.records import CheckAccount, CheckedClip, ClipMove
 
@@ -74,8 +79,8 @@ class ClipTable:
     """When each folder changed last; another time makes the table out of date."""
 
     basis: tuple[Any, ...]
-    """The check, the minute, the settings of clips and the size of the history; other
-    values make the table out of date.
+    """The check, the minute, the settings of clips, the size of the history and the folders
+    that are missing; other values make the table out of date.
     """
 
     shared: tuple[SharedWarning, ...]
@@ -105,6 +110,7 @@ def table(project: Project) -> ClipTable:
         int(time.time() / 60),
         settings,
         clip_history.size(project),
+        tuple(missing_sources(project)),
     )
 
     if cached is not None and cached.basis == basis:
@@ -180,9 +186,11 @@ def _read_rows(
         for row in filter(is_drawn, rows.values()):
             row["state"] = "used"
 
-    # The other rows of the check: datasets outside the project.
+    # The other rows of the check: datasets outside the project, as far as they are there.
+    absent = missing_sources(project)
     for path, checked_row in checked_rows.items():
-        if not Path(path).is_relative_to(project.folder):
+        is_absent = any(Path(path).is_relative_to(folder) for folder in absent)
+        if not Path(path).is_relative_to(project.folder) and not is_absent:
             row = row_of_check(path, checked_row)
             rows[path] = row | {
                 "path": path,
@@ -290,16 +298,26 @@ def _check_result(job: QueuedJob) -> CheckAccount | None:
 
 
 def start_check(project: Project) -> bool:
-    """Start a check if the clips changed since the last one; return whether one is due."""
+    """Start a check if the clips changed since the last one; return whether one is due.
+
+    None is while a folder of the project is missing: the check would fail.
+    """
+    if missing_sources(project):
+        return False
     changed = table(project).changed
     job = latest(project.folder, "check")
     is_outdated = job is None or changed > job.started
     is_due = bool(projects.datasets(project)) and is_outdated
 
     if is_due and time.time() - changed > QUIET_SECONDS:
-        arguments = ["check", "--json", *projects.command_arguments(project)]
-        restart(project.folder, "check", arguments)
+        check_again(project)
     return is_due
+
+
+def check_again(project: Project) -> None:
+    """Start a check of the clips, in place of one that runs."""
+    arguments = ["check", "--json", *projects.command_arguments(project)]
+    restart(project.folder, "check", arguments)
 
 
 def _clip_files(project: Project) -> Iterator[tuple[str, ClipFile]]:
