@@ -428,6 +428,10 @@ def move(project: Project, paths: Sequence[str], to: str) -> ClipMove:
     """Move clips with their captions, masks and other companions to training,
     validation, or the bin.
 
+    A picture beside a video of the same name shares these files with it: both go to
+    training or validation together; if only one goes to the bin, the files stay for the
+    other.
+
     Args:
         project: the project.
         paths: paths of the clips within the project.
@@ -448,7 +452,12 @@ def move(project: Project, paths: Sequence[str], to: str) -> ClipMove:
                 "remove it there"
             )
 
-    files = _files_of(project, rows)
+    others = _rows_sharing_files(project, rows)
+    if to != trash.BIN:
+        rows += others
+        others = []
+    files_of_others = set(_files_of(project, others))
+    files = [name for name in _files_of(project, rows) if name not in files_of_others]
     item = ""
     targets: list[str] = []
     if to == trash.BIN:
@@ -470,6 +479,19 @@ def move(project: Project, paths: Sequence[str], to: str) -> ClipMove:
         "targets": targets,
         "item": item,
     }
+
+
+def _rows_sharing_files(project: Project, rows: Sequence[ClipRow]) -> list[ClipRow]:
+    """Return the project's other clips that have a caption or companion of ``rows``."""
+    files = set(_files_of(project, rows))
+    paths = {row["path"] for row in rows}
+    return [
+        row
+        for row in table(project).rows.values()
+        if row["path"] not in paths
+        and not row["fixed"]
+        and files.intersection(_files_of(project, [row]))
+    ]
 
 
 def _files_of(project: Project, rows: Sequence[ClipRow]) -> list[str]:
