@@ -22,6 +22,9 @@ from videotune.config.sections import Embedding, token_names
 from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json
 from videotune.latent_cache.store import LatentCache
+from videotune.reporter.build import environment, fill
+from videotune.reporter.inventory import use
+from videotune.reporter.read import read_run
 from videotune.trainer.text_encoders import encode_live_text
 from videotune.types import Batch
 
@@ -120,6 +123,21 @@ def test_diffusers_reads_the_file_to_the_very_prompt_embeddings(
             assert torch.equal(found, wanted)
     assert set(load_file(comfy)) == {"umt5xxl"}
     assert torch.equal(load_file(comfy)["umt5xxl"], rows)
+
+
+def test_the_code_of_the_report_generates_with_the_new_tokens(
+    run: Path, tiny_bases: Bases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It converted a prompt that it had not named, and generated with another."""
+    monkeypatch.chdir(tiny_bases("wan").parent)
+    templates = environment("videotune.reporter").overlay(autoescape=False)
+    chapter = use(read_run(run)) | {"prompt": f"a {TOKEN} moves left"}
+    code = fill(templates, "use_code.j2", {"d": chapter})
+    generating, _, _ = code.partition("export_to_video(video")
+    values: dict[str, Any] = {}
+    exec(compile(generating, "report", "exec"), values)
+    assert f"{TOKEN} {TOKEN}_1" in values["prompt"], "two vectors are two tokens"
+    assert len(values["video"]) > 0
 
 
 def film(path: Path) -> torch.Tensor:

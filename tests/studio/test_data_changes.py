@@ -171,3 +171,21 @@ def test_clips_kept_aside_elsewhere_are_not_called_changed(
     assert answer.status_code == 409
     lines = json.loads(answer.headers["HX-Trigger"])["ask"]["lines"]
     assert not any("kept aside" in line for line in lines)
+
+
+def test_the_new_token_of_an_embedding_is_no_change_of_the_captions(
+    cats: projects.Project,
+) -> None:
+    """The run puts it in front of captions; the page asked to train again, and again."""
+    run = cats.folder / "runs" / "run-1"
+    settings = {"training_method": "EMBEDDING", "datasets": [{"path": "clips"}]}
+    write_json(run / "config.json", {"steps": 9, "settings": settings})
+    account = json.loads((run / "check.json").read_text())
+    for row in account["clips"]:
+        row["captions"] = [f"<videotune>, {caption}" for caption in row["captions"]]
+    write_json(run / "check.json", account)
+    assert not data_changes.changes_since(cats, read_run(run))
+
+    captions_edit.change(cats, {"clips/a.mp4": "a red ball"}, "edit")
+    changes = data_changes.changes_since(cats, read_run(run))
+    assert changes == "1 clip with another caption (a.mp4)"

@@ -197,3 +197,43 @@ def test_all_remedies_of_reasons_name_settings_of_the_form() -> None:
     keys = {field.key for field in fields()}
     for remedy in clip_words.REMEDY_BY_REASON.values():
         assert remedy.setting in ("", *keys)
+
+
+@pytest.fixture
+def thumbnail(cats: projects.Project) -> str:
+    """A picture that shares the caption and the mask of the clip a.mp4."""
+    masks = cats.folder / "clips/masks"
+    masks.mkdir()
+    (masks / "a.mp4").write_bytes(b"\0\0\0\x20ftypisom mask of a")
+    (cats.folder / "clips/a.png").write_bytes(b"\x89PNG\r\n\x1a\n a")
+    return "clips/a.png"
+
+
+def test_a_picture_that_is_removed_leaves_the_caption_to_its_video(
+    client: Any, cats: projects.Project, thumbnail: str
+) -> None:
+    """The video lost its caption and its mask."""
+    form = {"path": thumbnail, "to": "bin"}
+    assert client.post(f"{DATA}/move", data=form).status_code == 204
+    assert not (cats.folder / thumbnail).exists()
+    row = clips.table(cats).rows["clips/a.mp4"]
+    assert row["caption"] == "a cat"
+    assert (cats.folder / "clips/masks/a.mp4").is_file()
+
+
+def test_a_picture_and_its_video_go_to_the_bin_with_their_files(
+    client: Any, cats: projects.Project, thumbnail: str
+) -> None:
+    form = {"path": [thumbnail, "clips/a.mp4"], "to": "bin"}
+    assert client.post(f"{DATA}/move", data=form).status_code == 204
+    assert not list((cats.folder / "clips").rglob("a.*"))
+
+
+def test_a_picture_is_kept_aside_with_its_video(
+    client: Any, cats: projects.Project, thumbnail: str
+) -> None:
+    form = {"path": thumbnail, "to": "held-out"}
+    assert client.post(f"{DATA}/move", data=form).status_code == 204
+    names = {path.name for path in (cats.folder / "held-out").rglob("a.*")}
+    assert names == {"a.mp4", "a.png", "a.txt"}
+    assert not list((cats.folder / "clips").rglob("a.*"))

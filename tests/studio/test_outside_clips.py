@@ -10,7 +10,9 @@ from tests.support.clips import noise, write_clip
 from tests.support.command_line import Printed, run
 from tests.support.job_folders import ended_job
 from tests.support.reports import visible_text
+from tests.support.waiting import wait_until
 from videotune.studio import clips, projects
+from videotune.studio.project_plan import plan_question
 from videotune.studio.projects import Project
 
 DATA = "/p/cats/data"
@@ -142,3 +144,50 @@ def test_no_address_of_the_page_changes_or_breaks_at_a_clip_of_another_folder(
     assert {
         path.name: path.read_bytes() for path in folder.glob("*.*") if path.is_file()
     } == before
+
+
+def test_a_folder_that_is_not_there_is_named_and_can_be_left_out(
+    client: Any, cats: Project, folder: Path, capsys: Printed
+) -> None:
+    """Its clips counted as used, and the way out stood on no page."""
+    check(cats, capsys)
+    folder.rename(folder.with_name("moved"))
+
+    page = client.get(DATA).text
+    notice = page.partition('id="missing-sources"')[2].partition("</div>")[0]
+    assert str(folder) in notice
+    assert "Leave out holiday" in notice
+    assert not clips.table(cats).rows, "clips that are not there are not used"
+    assert "1 folder not there" in path_bar(client)
+    assert 'href="/p/cats/data#missing-sources"' in page
+    assert not clips.start_check(cats), "it would fail"
+
+    form = {"path": str(folder), "drop": "1"}
+    assert client.post(f"{DATA}/source", data=form).status_code == 204
+    assert 'id="missing-sources"' not in client.get(DATA).text
+
+
+def test_a_folder_that_is_there_again_is_used_as_before(
+    client: Any, cats: Project, folder: Path, capsys: Printed
+) -> None:
+    check(cats, capsys)
+    moved = folder.rename(folder.with_name("moved"))
+    assert not clips.table(cats).rows
+    moved.rename(folder)
+    assert len(clips.table(cats).rows) == 3
+    assert 'id="missing-sources"' not in client.get(DATA).text
+
+
+def test_other_folders_are_checked_again_by_a_button(
+    client: Any, cats: Project, folder: Path, capsys: Printed
+) -> None:
+    """The page said "mend them there" and never looked there again."""
+    check(cats, capsys)
+    assert 'hx-post="/p/cats/data/check"' in client.get(DATA).text
+    question = plan_question(cats, "plan")
+
+    for name in ("bare", "broken"):
+        (folder / f"{name}.mp4").unlink()
+    assert client.post(f"{DATA}/check").status_code == 204
+    wait_until(lambda: len(clips.table(cats).rows) == 1)
+    assert plan_question(cats, "plan") != question, "a plan of other clips"

@@ -3,10 +3,18 @@
 from videotune.studio import clip_row, clip_words, projects
 from videotune.studio.clip_row import ClipRow
 from videotune.studio.film_scenes import list_films
-from videotune.studio.outside_clips import is_outside, lacks_caption, stopping_clips
+from videotune.studio.outside_clips import (
+    is_outside,
+    lacks_caption,
+    missing_sources,
+    stopping_clips,
+)
 from videotune.studio.projects import Project
 from videotune.studio.stage import Stage
 from videotune.text import counted
+
+MISSING = "missing-sources"
+"""The part of the page Data on folders that are not there."""
 
 OUTSIDE = "outside"
 """The part of the page Data on clips of other folders that cannot be used."""
@@ -22,6 +30,11 @@ def clips_stage(project: Project, rows: list[ClipRow]) -> Stage:
         )
 
     text = counted(len(rows), "clip") if rows else counted(len(sources), "dataset")
+    if missing := missing_sources(project):
+        folders = counted(len(missing), "folder")
+        text += f", {folders} not there"
+        action = f"Find {folders}, or leave out"
+        return Stage("clips", "blocked", text, "data", action, part=MISSING)
     if scene_count:
         scenes = counted(scene_count, "scene")
         action = f"Keep {scenes}, or remove some"

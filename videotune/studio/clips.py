@@ -31,7 +31,12 @@ from videotune.studio.clip_row import (
     without_model,
 )
 from videotune.studio.clip_subjects import ABOUT, clips_about
-from videotune.studio.outside_clips import is_outside, short_name, stopping_clips
+from videotune.studio.outside_clips import (
+    is_outside,
+    missing_sources,
+    short_name,
+    stopping_clips,
+)
 from videotune.studio.projects import CLIPS, HELD_OUT, Project, has_visible_files
 from videotune.studio.records import CheckAccount, CheckedClip, ClipMove
 
@@ -74,8 +79,8 @@ class ClipTable:
     """When each folder changed last; another time makes the table out of date."""
 
     basis: tuple[Any, ...]
-    """The check, the minute, the settings of clips and the size of the history; other
-    values make the table out of date.
+    """The check, the minute, the settings of clips, the size of the history and the folders
+    that are missing; other values make the table out of date.
     """
 
     shared: tuple[SharedWarning, ...]
@@ -105,6 +110,7 @@ def table(project: Project) -> ClipTable:
         int(time.time() / 60),
         settings,
         clip_history.size(project),
+        tuple(missing_sources(project)),
     )
 
     if cached is not None and cached.basis == basis:
@@ -180,9 +186,11 @@ def _read_rows(
         for row in filter(is_drawn, rows.values()):
             row["state"] = "used"
 
-    # The other rows of the check: datasets outside the project.
+    # The other rows of the check: datasets outside the project, as far as they are there.
+    absent = missing_sources(project)
     for path, checked_row in checked_rows.items():
-        if not Path(path).is_relative_to(project.folder):
+        is_absent = any(Path(path).is_relative_to(folder) for folder in absent)
+        if not Path(path).is_relative_to(project.folder) and not is_absent:
             row = row_of_check(path, checked_row)
             rows[path] = row | {
                 "path": path,
@@ -290,16 +298,26 @@ def _check_result(job: QueuedJob) -> CheckAccount | None:
 
 
 def start_check(project: Project) -> bool:
-    """Start a check if the clips changed since the last one; return whether one is due."""
+    """Start a check if the clips changed since the last one; return whether one is due.
+
+    None is while a folder of the project is missing: the check would fail.
+    """
+    if missing_sources(project):
+        return False
     changed = table(project).changed
     job = latest(project.folder, "check")
     is_outdated = job is None or changed > job.started
     is_due = bool(projects.datasets(project)) and is_outdated
 
     if is_due and time.time() - changed > QUIET_SECONDS:
-        arguments = ["check", "--json", *projects.command_arguments(project)]
-        restart(project.folder, "check", arguments)
+        check_again(project)
     return is_due
+
+
+def check_again(project: Project) -> None:
+    """Start a check of the clips, in place of one that runs."""
+    arguments = ["check", "--json", *projects.command_arguments(project)]
+    restart(project.folder, "check", arguments)
 
 
 def _clip_files(project: Project) -> Iterator[tuple[str, ClipFile]]:
@@ -410,6 +428,10 @@ def move(project: Project, paths: Sequence[str], to: str) -> ClipMove:
     """Move clips with their captions, masks and other companions to training,
     validation, or the bin.
 
+    A picture beside a video of the same name shares these files with it: both go to
+    training or validation together; if only one goes to the bin, the files stay for the
+    other.
+
     Args:
         project: the project.
         paths: paths of the clips within the project.
@@ -430,7 +452,12 @@ def move(project: Project, paths: Sequence[str], to: str) -> ClipMove:
                 "remove it there"
             )
 
-    files = _files_of(project, rows)
+    others = _rows_sharing_files(project, rows)
+    if to != trash.BIN:
+        rows += others
+        others = []
+    files_of_others = set(_files_of(project, others))
+    files = [name for name in _files_of(project, rows) if name not in files_of_others]
     item = ""
     targets: list[str] = []
     if to == trash.BIN:
@@ -452,6 +479,19 @@ def move(project: Project, paths: Sequence[str], to: str) -> ClipMove:
         "targets": targets,
         "item": item,
     }
+
+
+def _rows_sharing_files(project: Project, rows: Sequence[ClipRow]) -> list[ClipRow]:
+    """Return the project's other clips that have a caption or companion of ``rows``."""
+    files = set(_files_of(project, rows))
+    paths = {row["path"] for row in rows}
+    return [
+        row
+        for row in table(project).rows.values()
+        if row["path"] not in paths
+        and not row["fixed"]
+        and files.intersection(_files_of(project, [row]))
+    ]
 
 
 def _files_of(project: Project, rows: Sequence[ClipRow]) -> list[str]:

@@ -169,6 +169,11 @@ def _is_caption_of(text: str, run_row: Mapping[str, Any], has_affixes: bool) -> 
 
 
 def _has_affixes(run: Run) -> bool:
+    """Return whether a run has put words around its captions: those of its datasets, or
+    the new token of an embedding.
+    """
+    if run.setting("training_method") == "EMBEDDING":
+        return True
     for dataset in items(run.setting("datasets")):
         values = mapping(dataset)
         if any(values[key] for key in AFFIX_KEYS):

@@ -35,7 +35,11 @@ from videotune.studio import (
     uploads,
 )
 from videotune.studio.data_notes import DataNotes, notes_of_check
-from videotune.studio.outside_clips import lacks_caption, stopping_clips
+from videotune.studio.outside_clips import (
+    lacks_caption,
+    missing_sources,
+    stopping_clips,
+)
 from videotune.studio.projects import CLIPS, HELD_OUT, inside
 from videotune.studio.web import (
     NOT_CACHED,
@@ -119,6 +123,7 @@ def state(page: PageContext) -> str:
         uncaptioned=[row for row in rows if clip_row.needs_caption(row)],
         stopping=stopping,
         lacking=[row for row in stopping if lacks_caption(row)],
+        missing=missing_sources(project),
         has_own=clips.has_own(project),
         shared=shared,
         notes=notes,

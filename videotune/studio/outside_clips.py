@@ -22,6 +22,22 @@ def short_name(project: Project, path: str) -> str:
     return "/".join(Path(path).parts[-2:])
 
 
+def missing_sources(project: Project) -> list[str]:
+    """Return the folders and files of other places that are not there, such as those of a
+    disk that is not connected.
+    """
+    paths = [source["path"] for source in project.facts.get("sources", [])]
+    return [path for path in paths if Path(path).is_absolute() and not _exists(path)]
+
+
+def _exists(path: str) -> bool:
+    """Return whether a path is there; a folder that may not be read is."""
+    try:
+        return Path(path).exists()
+    except PermissionError:
+        return True
+
+
 def is_outside(row: ClipRow) -> bool:
     """Return whether a clip is in no folder of the project."""
     return not row["part"]

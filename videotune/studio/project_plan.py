@@ -2,10 +2,12 @@
 parts of a page show.
 """
 
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from videotune.studio import gpu, plan_server, projects
+from videotune.studio import clips, gpu, plan_server, projects
+from videotune.studio.outside_clips import is_outside, missing_sources
 from videotune.studio.projects import CLIPS, HELD_OUT, Project, draft
 from videotune.studio.web import PageContext
 
@@ -44,8 +46,20 @@ def plan_question(project: Project, what: str, **extra: Any) -> dict[str, Any]:
         "gpu": own_gpu,
         # Times of change, so a change of the clips gives another question.
         "seen": [folder.stat().st_mtime for folder in clip_folders if folder.is_dir()],
+        **_outside_question(project),
         **extra,
     }
+
+
+def _outside_question(project: Project) -> dict[str, Any]:
+    """Return what the last check has found in other folders, and which of these are
+    missing: so that another content of them gives another question.
+    """
+    if not project.facts.get("sources"):
+        return {}
+    rows = [row for row in clips.table(project).rows.values() if is_outside(row)]
+    digest = blake2b(repr(rows).encode(errors="replace"), digest_size=8)
+    return {"outside": digest.hexdigest(), "missing": missing_sources(project)}
 
 
 def plan_answer(page: PageContext) -> dict[str, Any]:

@@ -58,7 +58,7 @@ from videotune.studio.kept_values import (
 )
 from videotune.studio.licences import accept_licence, open_licence
 from videotune.studio.memory_bar import memory_parts
-from videotune.studio.outside_clips import lacks_caption
+from videotune.studio.outside_clips import lacks_caption, missing_sources
 from videotune.studio.own_presets import (
     discard_own_preset,
     preset_path,
@@ -148,6 +148,7 @@ def plan(page: PageContext) -> str:
             row | {"uncaptioned": lacks_caption(row)}
             for row in clips.unusable_clips(project)
         ],
+        missing=missing_sources(project),
         has_own=clips.has_own(project),
         runs_anywhere=trains_anywhere(project),
         kept=kept_values(project),

@@ -10,7 +10,7 @@ from videotune.data.file_checks import ARCHIVES, type_of_file
 from videotune.data.object_store import is_object_url, parse_url
 from videotune.data.row_files import ROW_SUFFIXES
 from videotune.errors import VideotuneError
-from videotune.studio import projects
+from videotune.studio import clips, projects
 from videotune.studio.field_errors import at_field
 from videotune.studio.records import SourceFacts
 from videotune.studio.web import CurrentPage, PageContext, PostedForm, reply
@@ -44,6 +44,13 @@ def source(page: CurrentPage, form: PostedForm) -> Response:
             rows.append(new_row)
         projects.update(project, sources=rows)
     return reply(f"{path} is {result}")
+
+
+@routes.post("/data/check")
+def check(page: CurrentPage) -> Response:
+    """Check the clips again: changes in folders outside the project are not watched."""
+    clips.check_again(page.current_project)
+    return reply()
 
 
 def checked_source(page: PageContext, path: str) -> str:
