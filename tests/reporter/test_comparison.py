@@ -391,5 +391,5 @@ def test_the_page_is_named_as_the_runs_were_given(
     assert run("compare", *relative, out=Path("page")) == 0
     assert capsys.readouterr().out.rstrip().endswith("\npage/comparison.html")
     assert (tmp_path / "page" / "comparison.html").is_file()
-    with pytest.raises(VideotuneError, match="^first is given twice"):
+    with pytest.raises(VideotuneError, match=r"^first is given twice"):
         run("compare", relative[0], runs[0])
