@@ -212,14 +212,17 @@ def print_table(
         _print_list(title, columns, cells)
         return
 
-    table = Table(title=title, title_justify="left", header_style="bold")
+    table = Table(header_style="bold")
     for i, name in enumerate(columns):
         table.add_column(
             name, justify="right" if i in right else "left", width=widths[i]
         )
     for row_cells in cells:
         table.add_row(*map(escape, row_cells))
-    Console(width=width()).print(table)
+    console = Console(width=width())
+    # As a line of its own: a table breaks a path in its title in the middle of a word.
+    console.print(Text(printable(title), style="table.title"), soft_wrap=True)
+    console.print(table)
 
 
 BORDER = 3

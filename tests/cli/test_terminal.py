@@ -50,6 +50,16 @@ def test_a_table_wraps_between_words_and_breaks_no_name(
     assert len(lines) > 8, "the remarks wrap"
 
 
+def test_the_title_of_a_table_breaks_no_path(
+    capsys: Printed, monkeypatch: Patch
+) -> None:
+    """Also where the table is narrower than the terminal, and the path wider."""
+    monkeypatch.setenv("COLUMNS", "80")
+    for path in ("/a/folder/of/mine", "/a/folder/" + "x" * 90):
+        console.print_table(f"cache in {path}", ["a", "b"], [["1", "2"]])
+        assert lines_of(capsys)[0] == f"cache in {path}"
+
+
 def test_a_table_whose_names_do_not_fit_becomes_a_list(
     capsys: Printed, monkeypatch: Patch
 ) -> None:

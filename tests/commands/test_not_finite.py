@@ -400,7 +400,7 @@ def test_out_of_memory_on_the_host(server: None, work: Work) -> None:
     run, settings = work.run, ("steps=4", "save_every=0")
     running = start(work.overrides(*settings), run, first=narrow, given=(3,))
     assert running.ended() == SKIPPED
-    assert "videotune: out of memory in step 3: 1 samples of " in running.stderr
+    assert "videotune: out of memory in step 3: 1 sample of " in running.stderr
     assert "Traceback" not in running.stderr
     assert complete(run) == [2]
     assert resume(run) == DONE

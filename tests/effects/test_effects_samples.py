@@ -240,6 +240,7 @@ def test_videos_among_images_come_in_smaller_batches(lab: Lab) -> None:
     assert "takes 4 images or 2 videos" in note(0.5)
     assert "takes 4 images or 12 videos" in note(3.0)
     assert "takes 3 images or 3 videos" in note(0.5, batch_size=3)
+    assert "takes 4 images or 1 video (" in note(0.1)
     alone = job_of(
         lab,
         {"batch_size": 4, "video_config.video_batch_size_multiplier": 0.25},

@@ -378,3 +378,18 @@ def test_an_error_of_another_step_than_the_recommended_says_which(
     errors = {row["name"]: row["held_out"] for row in rows}
     assert "at step" in errors["first"]
     assert "at step" not in errors["second run"]
+
+
+def test_the_page_is_named_as_the_runs_were_given(
+    runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    relative = [folder.relative_to(tmp_path) for folder in runs]
+    assert run("compare", *relative) == 0
+    last_line = capsys.readouterr().out.rstrip().splitlines()[-1]
+    assert last_line == str(Path("first") / "comparison.html")
+    assert run("compare", *relative, out=Path("page")) == 0
+    assert capsys.readouterr().out.rstrip().endswith("\npage/comparison.html")
+    assert (tmp_path / "page" / "comparison.html").is_file()
+    with pytest.raises(VideotuneError, match=r"^first is given twice"):
+        run("compare", relative[0], runs[0])

@@ -329,3 +329,12 @@ def test_a_journal_of_an_earlier_version_is_read_by_its_old_words(
     ]
     assert run.last("verdict")["validation"] == "0badcafe"
     assert run.of_kind("sample_metrics")[0]["sample_metrics"] == "feedbeef"
+
+
+def test_a_picture_among_the_clips_has_one_frame(tmp_path: Path) -> None:
+    account = reports.account()
+    account["clips"][0] |= {"source_frames": 1, "width": 720, "height": 480}
+    reports.write_journal(tmp_path, [reports.start()])
+    reports.write_file(tmp_path, "check.json", account)
+    said = reports.part(reports.report(tmp_path), "clips")
+    assert "720x480, 1 frame," in said

@@ -27,6 +27,7 @@ class RunComparison:
     """A comparison of several runs."""
 
     page: Path
+    """As the folders were given: relative if they are."""
 
     keys: list[str]
     """The settings that differ, by dotted name."""
@@ -55,22 +56,22 @@ def compare_runs(folders: Sequence[Path], out: Path | None = None) -> RunCompari
         VideotuneError: if a folder is not a run folder, or is there twice.
     """
     resolved = [folder.resolve() for folder in folders]
-    for folder in resolved:
+    for named, folder in zip(folders, resolved, strict=True):
         if resolved.count(folder) > 1:
-            raise VideotuneError(f"{folder} is given twice. Name different runs")
-        refuse_no_run(folder)
-        if not (folder / "config.json").is_file():
+            raise VideotuneError(f"{named} is given twice. Name different runs")
+        refuse_no_run(named)
+        if not (named / "config.json").is_file():
             raise VideotuneError(
-                f"{folder / 'config.json'} is missing, so its settings are not known. Restore a copy "
+                f"{named / 'config.json'} is missing, so its settings are not known. Restore a copy "
                 "of it, or leave this run out"
             )
 
     page_folder = resolved[0] if out is None else out.resolve()
-    page = write_comparison(resolved, page_folder / PAGE)
+    write_comparison(resolved, page_folder / PAGE)
     runs = [read_run(folder) for folder in resolved]
     keys, rows = comparison_table(runs, page_folder)
     return RunComparison(
-        page=page,
+        page=(folders[0] if out is None else out) / PAGE,
         keys=keys,
         rows=rows,
         order=order_of_runs(runs),

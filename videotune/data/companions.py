@@ -9,6 +9,7 @@ from videotune.data.clip_file import ClipFile, Role
 from videotune.data.file_checks import ClipProblem
 from videotune.data.media_info import MediaInfo
 from videotune.data.tone_mapping import id_of_pixels
+from videotune.text import counted
 
 ASPECT_TOLERANCE = 0.02
 """How far the aspect ratio of a mask may differ from its clip's, as a share."""
@@ -162,4 +163,4 @@ def _check_start_image(companion: Companion) -> None:
 def _length(media: MediaInfo) -> str:
     if media.still:
         return "1 frame"
-    return f"{len(media.ticks)} frames in {media.seconds:.2f} s"
+    return f"{counted(len(media.ticks), 'frame')} in {media.seconds:.2f} s"

@@ -32,6 +32,7 @@ from videotune.data.timeline import (
     last_frame_seconds,
 )
 from videotune.lazy import av
+from videotune.text import counted
 
 VIDEO_SUFFIXES = (
     ".mp4",
@@ -383,7 +384,7 @@ class _Damage(NamedTuple):
         if is_same_part and frames > self.frames_up_to + JOINT_PACKETS:
             raise ClipProblem(
                 "decode_error",
-                f"data is missing or damaged after {self.frames_up_to} frames",
+                f"data is missing or damaged after {counted(self.frames_up_to, 'frame')}",
             )
 
 
@@ -416,7 +417,8 @@ def _read_packets(container: Any, stream: Any, sound_probe: SoundProbe) -> Demux
                 damage = _Damage(len(demuxed.packets), clock.restarts)
     except av.FFmpegError as error:
         raise ClipProblem(
-            "decode_error", f"after {len(demuxed.packets)} frames: {error.strerror}"
+            "decode_error",
+            f"after {counted(len(demuxed.packets), 'frame')}: {error.strerror}",
         ) from error
 
     demuxed.restarts = clock.restarts

@@ -15,6 +15,7 @@ import torch
 
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import VideotuneError
+from videotune.text import counted, counted_are
 
 FrameIndices = list[list[int]] | str
 """The source frames of each sample of a clip, or why the clip is dropped."""
@@ -164,7 +165,7 @@ def extract_windows(
         max_frames=max_frames,
     )
     if not windows:
-        return f"{len(frames)} frames are read, fewer than the {rounded_counts[0]} of target_frames"
+        return f"{counted_are(len(frames), 'frame')} read, fewer than the {rounded_counts[0]} of target_frames"
     return [frames[start : start + count] for start, count in windows]
 
 
@@ -269,7 +270,7 @@ def leading_frames(
     """
     filled = [count for count in counts if count <= clip.frames]
     if not filled:
-        return f"{clip.frames} frames; {reason} {min(counts)}"
+        return f"{counted(clip.frames, 'frame')}; {reason} {min(counts)}"
     return [list(range(max(filled)))]
 
 
@@ -282,7 +283,7 @@ def leading_frames_in_range(
     length = max(1, floor_to_step(clip.frames, step))
     if not min_frames <= length <= max_frames:
         cut = f", cut to {length}" if length != clip.frames else ""
-        return f"{clip.frames} frames{cut}; min_frames is {min_frames}, max_frames {max_frames:g}"
+        return f"{counted(clip.frames, 'frame')}{cut}; min_frames is {min_frames}, max_frames {max_frames:g}"
     return [list(range(min(count, length)))]
 
 

@@ -13,6 +13,7 @@ from videotune.data.library import Library
 from videotune.data.window_table import WindowTable
 from videotune.job.notes import mixes
 from videotune.latent_cache.sampler import Schedule, exact
+from videotune.text import counted_between
 from videotune.types import Window
 
 
@@ -57,8 +58,10 @@ def make_schedule(
     notes = []
     has_both = bool(samples_of_images and samples_of_videos)
     if is_mixed and has_both and video_batch != config.batch_size:
+        images = _counted(samples_of_images, "image")
+        videos = _counted(samples_of_videos, "video")
         notes.append(
-            f"images and videos are mixed: a step takes {_range(samples_of_images)} images or {_range(samples_of_videos)} videos "
+            f"images and videos are mixed: a step takes {images} or {videos} "
             f"(video_batch_size_multiplier {multiplier:g})"
         )
     sizes = [len(windows) for windows in windows_by_bucket.values()]
@@ -73,11 +76,9 @@ def make_schedule(
     return schedule, notes
 
 
-def _range(numbers: Sequence[int]) -> str:
-    """Return "4", or "2 to 4" for different numbers."""
-    smallest = min(numbers)
-    largest = max(numbers)
-    return f"{largest}" if smallest == largest else f"{smallest} to {largest}"
+def _counted(numbers: Sequence[int], thing: str) -> str:
+    """Return "1 image", or "2 to 4 images" for different numbers."""
+    return counted_between(min(numbers), max(numbers), thing)
 
 
 def _weights(keys: Iterable[BucketKey]) -> tuple[Fraction, ...]:

@@ -35,6 +35,7 @@ from videotune.models.other_models import (
     refuse_other_model,
 )
 from videotune.presets.shipped import preset_names, read_preset
+from videotune.text import counted, counted_are
 from videotune.types import LogFn
 
 if TYPE_CHECKING:
@@ -299,7 +300,7 @@ def download_text(download: Download) -> str:
     if missing_size < size:
         present = f", {size_text(size - missing_size)} of it are here"
     return (
-        f"{download.files} files, {size_text(size)}{present}; {size_text(missing_size)} are "
+        f"{counted(download.files, 'file')}, {size_text(size)}{present}; {size_text(missing_size)} are "
         f"fetched into {download.cache}; licence: {download.licence}"
     )
 
@@ -351,7 +352,7 @@ def cached(
     absent = model_files.missing(folder, weights=weights, replaced_parts=replaced_parts)
     if absent:
         raise NotHere(
-            f"base_model_name: of {name}, {len(absent)} files are not in {folder}: "
+            f"base_model_name: of {name}, {counted_are(len(absent), 'file')} not in {folder}: "
             f"{model_files.some(absent)}; and {why}. {remedy}"
         )
     return folder

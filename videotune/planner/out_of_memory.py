@@ -5,6 +5,7 @@ from videotune.config.optimizers import updates_apart
 from videotune.config.part_checks import cannot_compute_in_parts
 from videotune.errors import DoesNotFit
 from videotune.memory.accelerator import has_streams
+from videotune.text import counted
 from videotune.trainer.saving import rescue_message, save_before_error
 from videotune.trainer.step import OutOfMemory
 from videotune.trainer.trainer import Trainer
@@ -68,7 +69,7 @@ def device_full_message(trainer: Trainer, error: OutOfMemory, rescue: str) -> st
     advice = remedies(trainer.job.config, _on_gpu(trainer))
     lines = "".join(f"\n  {line}" for line in advice)
     return (
-        f"out of memory in step {error.step}: {samples} samples of {shape} pixels, "
+        f"out of memory in step {error.step}: {counted(samples, 'sample')} of {shape} pixels, "
         f"{tokens:,} tokens each. {rescue}\n"
         f"What would help, the first ones without changing what is learnt:{lines}"
     )

@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 from videotune import text
 from videotune.files import write_text
 from videotune.model_spec import asset_title
-from videotune.reporter import curves, inventory, kept, outcome, previews
+from videotune.reporter import curves, inventory, kept, metrics, outcome, previews
 from videotune.reporter.comfyui import expert_in
 from videotune.reporter.previews import Media
 from videotune.reporter.privacy import shareable, without_machine
@@ -77,7 +77,7 @@ def collect(run: Run) -> dict[str, Any]:
         "loss": curves.loss(run),
         "samples": previews.samples(run, media),
         "compare": previews.compare(run, media),
-        "metrics": previews.metrics(run),
+        "metrics": metrics.metrics(run),
         "exposure": curves.exposure(run),
         "clips": inventory.clips(run, media),
         "time": curves.time_spent(run),

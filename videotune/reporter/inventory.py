@@ -128,8 +128,9 @@ def _source(clip: Fields) -> str:
     if clip["width"]:
         size = f"{value_text(clip['width'])}x{value_text(clip['height'])}"
     frames = ""
-    if clip["source_frames"]:
-        frames = f"{value_text(clip['source_frames'])} frames"
+    num_frames = number(clip["source_frames"])
+    if num_frames:
+        frames = counted(num_frames, "frame")
     fps = ""
     if clip["source_fps"]:
         fps = f"{plain(number(clip['source_fps']))} fps"

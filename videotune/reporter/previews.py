@@ -1,4 +1,4 @@
-"""The chapters with videos: before and after, previews, checkpoints and sample metrics.
+"""The chapters with videos: before and after, previews, and checkpoints.
 
 ``Media`` decides which of a run's videos and pictures are embedded in the page, so
 that the page can be sent as one file.
@@ -13,21 +13,18 @@ from typing import Any
 from urllib.parse import quote
 
 from videotune.files import path_from
-from videotune.reporter.charts import Line, line_chart
 from videotune.reporter.read import (
     SWITCHED_OFF,
     Fields,
     Record,
     Run,
-    at,
     items,
     mapping,
     number,
-    points,
 )
 from videotune.runs.start_state import StartState
 from videotune.sampling.picture_faults import describe_faults, describe_sound
-from videotune.text import plain, some, value_text
+from videotune.text import plain, value_text
 
 BUDGET = 5_000_000
 """Characters of the page for embedded videos and pictures; the rest is linked."""
@@ -262,7 +259,7 @@ def before(run: Run, media: Media) -> dict[str, Any]:
         names = []
         for step in card["steps"]:
             is_exported = step > 0 and step in exported
-            name = _step_name(step, run.start)
+            name = step_name(step, run.start)
             names.append(name + (", exported" if is_exported else ""))
         card["kind"] = _prompt_kind(run, card["prompt"])
         card["names"] = names
@@ -327,12 +324,13 @@ def _prompt_kind(run: Run, prompt: str) -> tuple[str, str] | None:
     return "caption of training clips", "quiet"
 
 
-def _step_name(step: float, start: StartState) -> str:
+def step_name(step: float, start: StartState) -> str:
+    """Return what stands beside a picture of a step."""
     return start.label if step == 0 else f"step {plain(step)}"
 
 
 def _column_name(step: float, start: StartState) -> str:
-    name = _step_name(step, start)
+    name = step_name(step, start)
     return f"{name} (step 0)" if step == 0 else name
 
 
@@ -381,159 +379,7 @@ def compare(run: Run, media: Media) -> dict[str, Any]:
     for entry in run.compared or ():
         # The command draws step 0 with the base model alone.
         steps = [number(step) or 0 for step in items(entry.get("steps"))]
-        names = [_step_name(step, StartState()) for step in steps]
+        names = [step_name(step, StartState()) for step in steps]
         video = media.video(str(entry.get("video") or ""))
         entries.append((mapping(entry), video, ", ".join(names)))
     return {"entries": entries}
-
-
-METRICS = {
-    "diversity (Vendi)": ("diversity",),
-    "motion energy": ("motion", "energy"),
-    "flicker": ("motion", "flicker"),
-    "saturation": ("motion", "saturation"),
-}
-"""Keys of each sample metric in a record."""
-
-LIKENESS = {
-    "samples": (("mean",), "one"),
-    "before training": (("base",), "pale one"),
-    "likely copy above": (("line",), "two"),
-    "clips kept aside, median": (("held_out", "median"), "three"),
-    "other clips, median": (("others", "median"), "pale two"),
-}
-"""Keys and stroke of each curve of likeness."""
-
-TOO_ALIKE = 0.95
-"""Similarity of unrelated clips above which copies can hardly be recognised."""
-
-
-def metrics(run: Run) -> dict[str, Any]:
-    """Return the chapter of the sample metrics."""
-    records = run.of_kind("sample_metrics")
-    measured = [record for record in records if "not_measured" not in record]
-    not_measured = [record for record in records if "not_measured" in record]
-    comparable = []
-    for record in measured:
-        if record.get("sample_metrics") == measured[-1].get("sample_metrics"):
-            comparable.append(record)
-    latest_row = comparable[-1] if comparable else None
-    latest = mapping(latest_row)
-
-    baselines = []
-    for key in ("held_out", "others"):
-        baselines.append(number(at(latest, "replication", key, "p99")) or 0.0)
-    nearest = [_measured_sample(run, entry) for entry in items(latest.get("samples"))]
-    rows = []
-    for record in comparable:
-        figures = [_figure(record, keys, run.start) for keys in METRICS.values()]
-        rows.append([plain(number(record.get("step"))), *figures])
-
-    absent = ""
-    if not records:
-        absent = run.absent(
-            "samples are measured at checkpoints", "sample_metrics.budget"
-        )
-    return {
-        "absent": absent,
-        "not_measured": _not_measured(not_measured),
-        "latest": latest,
-        "copies": {
-            key: number(at(latest, "replication", key))
-            for key in ("line", "copies", "base_copies")
-        },
-        "too_alike": max(baselines) > TOO_ALIKE,
-        "charts": _metric_charts(comparable),
-        "head": ["step", *METRICS],
-        "rows": rows,
-        "nearest": nearest,
-        "faulty": _faulty_samples(
-            run, [row for row in records if row is not latest_row]
-        ),
-    }
-
-
-def _measured_sample(run: Run, entry: Any) -> tuple[Fields, str | None, str]:
-    """Return a sample of the metrics, the address of its file, and its fault in words."""
-    sample = mapping(entry)
-    link = link_in(run, str(sample["path"] or ""))
-    return sample, link, describe_faults(sample)
-
-
-def _faulty_samples(
-    run: Run, records: Sequence[Record]
-) -> list[tuple[str, list[tuple[Fields, str | None, str]]]]:
-    """Return the samples with a fault of records of the metrics, by step.
-
-    The report counts them, so they must be seen although their records are not shown.
-    """
-    faulty = []
-    for record in records:
-        samples = [
-            _measured_sample(run, entry) for entry in items(record.get("samples"))
-        ]
-        marked = [sample for sample in samples if sample[2]]
-        if marked:
-            faulty.append(
-                (_step_name(number(record.get("step")) or 0, run.start), marked)
-            )
-    return faulty
-
-
-def _metric_charts(records: Sequence[Record]) -> list[tuple[str, dict[str, Any]]]:
-    """Return the charts of likeness and of the ratios to the samples before training."""
-    likeness = []
-    for name, (keys, css) in LIKENESS.items():
-        curve = points(records, "replication", *keys)
-        likeness.append(Line(name, curve, css, dots=css == "one"))
-
-    ratio_keys = [keys for name, keys in METRICS.items() if name != "flicker"]
-    ratios = []
-    for keys, css in zip(ratio_keys, ("one", "two", "three"), strict=True):
-        curve = points(records, *keys, "to_base")
-        ratios.append(Line(keys[-1], curve, css, dots=True))
-
-    charts = []
-    for title, lines, from_zero in (
-        ("Likeness to the nearest training clip", likeness, False),
-        ("As ratios to those before training", ratios, True),
-    ):
-        lines_with_points = [line for line in lines if line.points]
-        if lines_with_points:
-            chart = line_chart(
-                lines_with_points, says=title, x_label="step", from_zero=from_zero
-            )
-            charts.append((title, chart))
-    return charts
-
-
-def _figure(record: Record, keys: Sequence[str], start: StartState) -> str:
-    """Return a metric's value with its ratios to the first samples and to the clips."""
-    fields = mapping(at(record, *keys))
-    ratios = []
-    for key, name in (("to_base", start.label), ("to_data", "clips")):
-        ratio = number(fields.get(key))
-        if ratio is not None:
-            ratios.append(f"{ratio:.2f} × {name}")
-
-    value = plain(number(fields.get("value")), 3)
-    return f"{value} ({', '.join(ratios)})" if ratios else value
-
-
-def _not_measured(records: Sequence[Record]) -> list[str]:
-    """Return why steps were not measured, one line per reason.
-
-    The part after the colon is the one of the latest step.
-    """
-    steps_by_reason: dict[str, list[str]] = {}
-    latest: dict[str, str] = {}
-    for record in records:
-        reason = str(record["not_measured"])
-        kind = reason.partition(":")[0]
-        step = plain(number(record.get("step")))
-        steps_by_reason.setdefault(kind, []).append(f"step {step}")
-        latest[kind] = reason
-    return [
-        f"Not measured at {some(steps)}: {latest[kind]}."
-        for kind, steps in steps_by_reason.items()
-    ]

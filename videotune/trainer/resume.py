@@ -132,11 +132,7 @@ def open_run(
     refuse_unequal_parts(job)
     refuse_fewer_steps(job, run, step)
     refuse_other_batches(job, run_config["settings"], setting_changes, run)
-    job = replace(
-        job,
-        view_history=ViewHistory(**run_config.get("past", {})),
-        sampled_prompts=_sampled_prompts(history),
-    )
+    job = _with_past(job, run_config, history)
     job, memory_changes = fit(job, resume.replan)
     changes += memory_changes
 
@@ -173,9 +169,16 @@ def _open_new_run(
     return OpenedRun(job)
 
 
-def _sampled_prompts(history: History) -> dict[int, str]:
-    """Return the newest prompt by seed of the previews in the journal."""
-    return {line["seed"]: line["prompt"] for line in history.of_kind("sample")}
+def _with_past(job: Job, run_config: Mapping[str, Any], history: History) -> Job:
+    """Return a job with what its run has shown, and the newest prompt by seed of its
+    previews.
+    """
+    samples = history.of_kind("sample")
+    return replace(
+        job,
+        view_history=ViewHistory(**run_config.get("past", {})),
+        sampled_prompts={line["seed"]: line["prompt"] for line in samples},
+    )
 
 
 def count_views(history: History, step: int) -> dict[str, int]:
