@@ -432,3 +432,21 @@ def test_a_button_that_opens_a_dialog_stands_on_a_page_that_has_it(
         dialogs = set(re.findall(r'<dialog[^>]* id="([^"]+)"', text))
         assert opened <= dialogs
         add_clip(cats, small_clips)
+
+
+@pytest.mark.parametrize(
+    ("method", "action"),
+    [("FINE_TUNE", "Go to the model"), ("EMBEDDING", "Go to the new word")],
+)
+def test_a_run_without_an_adapter_offers_nothing_of_one(
+    client: Any, cats: Project, small_clips: Path, method: str, action: str
+) -> None:
+    """To merge it and to set its strength always failed, and its file is no LoRA."""
+    add_clip(cats, small_clips, "a ball")
+    run = full_run(cats.folder / "runs" / "run-1")
+    write_file(run, "config.json", {"settings": {"training_method": method}})
+    assert stages_of(cats)["result"].action == action
+    page = client.get("/p/cats/results?run=run-1").text
+    assert 'name="prompt"' in page
+    assert 'name="strength"' not in page
+    assert 'name="merge"' not in page

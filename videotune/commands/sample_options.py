@@ -130,7 +130,7 @@ def open_source(options: SampleOptions) -> SampleSource:
         checkpoint = pick(options.run, options.step)
     if checkpoint and options.strength not in (None, 1.0) and not is_adapter:
         raise VideotuneError(
-            "--strength: it is for an adapter, and a fine-tuned model has none"
+            "--strength: it is for an adapter, and fine-tuned models and new tokens have none"
         )
     return SampleSource(options, resolved.config, spec, base, lora_files, checkpoint)
 

@@ -190,6 +190,11 @@ def _output_jobs(page: PageContext, run_name: str) -> dict[str, jobs.QueuedJob |
     }
 
 
+def has_adapter(run: Run) -> bool:
+    """Return whether a run trains an adapter: it can be merged, and has a strength."""
+    return run.setting("training_method") not in ("FINE_TUNE", "EMBEDDING")
+
+
 def export_formats(run: Run) -> tuple[str, ...]:
     """Return the formats in which the run's result can be exported."""
     method = run.setting("training_method")
@@ -306,6 +311,7 @@ def _dialog_data(page: PageContext) -> dict[str, Any]:
             "is_unmeasured": False,
             "step": None,
             "formats": (),
+            "has_adapter": False,
             "given": {},
         }
 
@@ -316,6 +322,7 @@ def _dialog_data(page: PageContext) -> dict[str, Any]:
         "is_unmeasured": run_data["is_unmeasured"],
         "step": step_to_take(run_data["best"], run_data["saves"], files),
         "formats": formats,
+        "has_adapter": has_adapter(run_data["run"]),
         "given": files_taken(run_data["run"]),
     }
 

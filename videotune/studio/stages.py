@@ -38,6 +38,9 @@ from videotune.text import counted, duration, plain, time_left
 StateOfRun = tuple[Run, QueueEntry | None, QueuedJob | None, str]
 """What ``run_states.run_state`` returns."""
 
+RESULT_WORDS = {"FINE_TUNE": "model", "EMBEDDING": "new word"}
+"""What a run that trains no LoRA has written."""
+
 CHANGE_TOLERANCE = 1.0
 """Seconds by which a change of the settings must be later than the start of a run."""
 
@@ -384,7 +387,8 @@ def _stage_of_result(name: str, run: Run, step: int | None) -> Stage:
     file_count = len(exports_of_step(run, step))
     if file_count:
         text = f"{counted(file_count, 'file')} written"
-        action = "Go to the LoRA"
+        method = str(run.setting("training_method"))
+        action = f"Go to the {RESULT_WORDS.get(method, 'LoRA')}"
         return Stage("result", "done", text, "results", action, name, part="r-result")
 
     text = "no file" if step is None else f"no file of step {plain(step)}"
