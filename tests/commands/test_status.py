@@ -81,6 +81,17 @@ def test_each_run_says_how_it_stands_and_how_to_go_on(
     assert Path(runs_below(tmp_path)[-1].run).name in ("killed", "finished")
 
 
+def test_a_verdict_stands_with_what_it_rests_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = overfitting_run(tmp_path / "run")
+    (overview,) = status_of(folder, capsys)["runs"]
+    assert overview["verdict_reason"]
+    assert run("status", folder) == DONE
+    words = " ".join(capsys.readouterr().out.split())
+    assert f"{overview['shown_verdict']}: {overview['verdict_reason']}" in words
+
+
 def test_the_files_and_the_next_command_are_of_the_recommended_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -120,6 +120,8 @@ def _show_runs(runs: Sequence[RunOverview]) -> None:
         tell(newest.stopped_text)
     if newest.verdict is None and newest.no_verdict:
         tell(f"no verdict: {newest.no_verdict}")
+    if newest.verdict_reason:
+        tell(f"{newest.shown_verdict}: {newest.verdict_reason}")
     for line in newest.samples.lines(newest.run) if newest.samples else ():
         tell(line)
     print(f"next: {newest.next_command}")

@@ -78,6 +78,9 @@ class RunOverview:
     shown_verdict: str
     """The word for it, "none" if there is none."""
 
+    verdict_reason: str | None
+    """What the verdict rests on; None if there is none."""
+
     verdict_parts: Mapping[str, str | None] | None
     """The verdicts on video and sound, if both are learnt."""
 
@@ -169,6 +172,7 @@ class RunOverview:
             "seconds_left": self.seconds_left,
             "verdict": self.verdict,
             "shown_verdict": self.shown_verdict,
+            "verdict_reason": self.verdict_reason,
             "verdict_parts": self.verdict_parts,
             "no_verdict": self.no_verdict or None,
             "activity": self.activity or None,
@@ -272,6 +276,7 @@ def overview(run: Path) -> RunOverview:
         seconds_left=seconds_left,
         verdict=facts["verdict"],
         shown_verdict=facts["shown_verdict"],
+        verdict_reason=facts["verdict_reason"],
         verdict_parts=facts["verdict_parts"],
         recommended=recommended,
         recommended_why=recommended_why,

@@ -146,6 +146,7 @@ def status(run: Path) -> dict[str, Any]:
         "steps": steps,
         "verdict": latest["verdict"],
         "shown_verdict": shown_word(latest, contents.error_reference.changed_at),
+        "verdict_reason": latest["reason"] if latest["verdict"] else None,
         "verdict_parts": latest["parts"],
         "recommended": recommended,
     }
@@ -168,6 +169,7 @@ def _status_before_run(run: Path) -> dict[str, Any]:
         "steps": None,
         "verdict": None,
         "shown_verdict": "none",
+        "verdict_reason": None,
         "verdict_parts": None,
         "recommended": None,
     }
