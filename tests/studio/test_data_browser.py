@@ -15,7 +15,7 @@ import pytest
 from tests.support.browser import WAIT, NewPage, Studio, violations
 from tests.support.clips import write_clip, write_image
 from tests.support.http_server import Handler, serving
-from videotune.studio import clips, projects
+from videotune.studio import clip_moves, projects
 
 VISIBLE = "[...document.querySelectorAll('#tiles img')].map((one) => one.naturalWidth)"
 
@@ -240,7 +240,7 @@ def test_captions_are_changed_together_and_taken_back(
 def test_a_trigger_word_reaches_the_clips_kept_aside_that_the_filter_hides(
     page: Any, home: projects.Project
 ) -> None:
-    clips.move(home, ["clips/cat.mp4"], "held-out")
+    clip_moves.move(home, ["clips/cat.mp4"], "held-out")
     checked(page)
     page.locator("#state").select_option("used")
     tile(page, "held-out/cat.mp4").wait_for(state="detached")
@@ -457,7 +457,7 @@ def test_the_player_tells_what_another_tab_did_with_its_clip(
     if is_typed:
         text.fill("a cat that sleeps")
 
-    clips.move(home, ["clips/cat.mp4"], "held-out")
+    clip_moves.move(home, ["clips/cat.mp4"], "held-out")
     page.locator('#player-state[data-path="held-out/cat.mp4"]').wait_for()
     if is_typed:
         caption = home.folder / "held-out/cat.txt"
@@ -465,7 +465,7 @@ def test_the_player_tells_what_another_tab_did_with_its_clip(
 
     if is_typed:
         page.locator("#player-text").fill("a cat that eats")
-    clips.move(home, ["held-out/cat.mp4"], "bin")
+    clip_moves.move(home, ["held-out/cat.mp4"], "bin")
     toast = page.locator(".toast", has_text="cat.mp4 is in the bin")
     toast.wait_for()
     assert ("a cat that eats" in toast.inner_text()) is is_typed

@@ -16,7 +16,14 @@ from tests.support.job_folders import steps
 from tests.support.waiting import wait_until
 from videotune.files import write_json
 from videotune.reporter.read import read_run
-from videotune.studio import captions_edit, clips, data_changes, projects, queue_page
+from videotune.studio import (
+    captions_edit,
+    clip_moves,
+    clips,
+    data_changes,
+    projects,
+    queue_page,
+)
 
 
 @pytest.fixture
@@ -108,7 +115,7 @@ def test_a_run_with_another_caption_is_asked_about_before_it_starts(
 def test_a_clip_that_is_gone_or_kept_aside_is_asked_about(
     cats: projects.Project, client: Any
 ) -> None:
-    clips.move(cats, ["clips/a.mp4"], "bin")
+    clip_moves.move(cats, ["clips/a.mp4"], "bin")
     assert "1 clip removed (a.mp4)" in asked_about(resume(client))
 
 
@@ -127,7 +134,7 @@ def test_a_file_of_a_known_name_is_called_moved_only_if_the_other_is_gone(
     frames = np.random.default_rng(5).integers(0, 255, (24, 64, 64, 3), np.uint8)
     write_clip(folder / "a.mp4", frames, 12)
     (folder / "a.txt").write_text("noise")
-    clips.move(cats, ["clips/b.mp4"], "held-out")
+    clip_moves.move(cats, ["clips/b.mp4"], "held-out")
 
     clips.start_check(cats)
     rows = clips.table(cats).rows

@@ -23,6 +23,7 @@ from videotune.files import write_json
 from videotune.studio import (
     captions_edit,
     clip_history,
+    clip_moves,
     clips,
     media,
     projects,
@@ -145,7 +146,7 @@ def test_the_history_outlives_a_torn_line_and_follows_a_moved_clip(
     captions_edit.change(cats, {"clips/a.mp4": "one"}, "edit")
     with (cats.folder / clip_history.HISTORY).open("a") as file:
         file.write('{"batch": "torn\n[1]\n')
-    clips.move(cats, ["clips/a.mp4"], "held-out")
+    clip_moves.move(cats, ["clips/a.mp4"], "held-out")
     assert [line["before"] for line in clip_history.caption_changes(cats, "a.mp4")] == [
         "a cat"
     ]
@@ -235,7 +236,7 @@ def test_a_film_without_a_cut_stays_where_it_is(
 def test_a_clip_is_held_out_used_again_and_removed_with_its_caption(
     cats: projects.Project,
 ) -> None:
-    clips.move(cats, ["clips/a.mp4"], "held-out")
+    clip_moves.move(cats, ["clips/a.mp4"], "held-out")
     assert {
         "path": str(cats.folder / "held-out"),
         "kind": "validation",
@@ -243,10 +244,10 @@ def test_a_clip_is_held_out_used_again_and_removed_with_its_caption(
     assert captions(cats)["held-out/a.mp4"] == "a cat"
     (cats.folder / "clips/a.mp4").write_bytes(MP4)
     with pytest.raises(VideotuneError, match="already"):
-        clips.move(cats, ["held-out/a.mp4"], "clips")
+        clip_moves.move(cats, ["held-out/a.mp4"], "clips")
     with pytest.raises(VideotuneError, match="moved to"):
-        clips.move(cats, ["held-out/a.mp4"], "../..")
-    clips.move(cats, ["held-out/a.mp4", "clips/a.mp4"], "bin")
+        clip_moves.move(cats, ["held-out/a.mp4"], "../..")
+    clip_moves.move(cats, ["held-out/a.mp4", "clips/a.mp4"], "bin")
     assert [item.title for item in trash.list_items(cats.folder)] == ["2 clips"]
     trash.restore(cats.folder, trash.list_items(cats.folder)[0].id)
     assert captions(cats)["held-out/a.mp4"] == "a cat"

@@ -53,17 +53,19 @@ class CacheGroup(TyperGroup):
         """Read a first argument that is no command, nor a slip of one, as the clips or a
         config file.
         """
-        is_word = args and not args[0].startswith("-") and args[0] not in self.commands
-        if is_word and not _is_slip(args[0], self.commands):
+        is_argument = (
+            args and not args[0].startswith("-") and args[0] not in self.commands
+        )
+        if is_argument and not _is_slip(args[0], self.commands):
             is_config = Path(args[0]).suffix.lower() in CONFIG_SUFFIXES
             args = ["--config" if is_config else "--data", *args]
         return super().parse_args(ctx, args)
 
 
-def _is_slip(word: str, commands: Iterable[str]) -> bool:
-    """Return whether a word is nearly a command, and names nothing that exists."""
-    near_commands = difflib.get_close_matches(word, commands)
-    return bool(near_commands) and not Path(word).exists()
+def _is_slip(argument: str, commands: Iterable[str]) -> bool:
+    """Return whether an argument is nearly a command, and names nothing that exists."""
+    near_commands = difflib.get_close_matches(argument, commands)
+    return bool(near_commands) and not Path(argument).exists()
 
 
 cache_app = typer.Typer(

@@ -150,13 +150,7 @@ def read_foreign_config(
         raise VideotuneError(
             f"{paths[0]} has {len(values):,} keys; at most {MAX_KEYS:,} are read"
         )
-    return ForeignConfig(
-        trainer=trainer,
-        values=values,
-        files=tuple(files),
-        missing=tuple(missing),
-        within=within,
-    )
+    return ForeignConfig(trainer, values, tuple(files), tuple(missing), within)
 
 
 def _trainer_of(config_files: Sequence[_ConfigFile], *, has_duplicates: bool) -> str:

@@ -11,7 +11,7 @@ from videotune.data.captions import split_variants, with_trigger
 from videotune.errors import VideotuneError
 from videotune.files import write_json, write_text
 from videotune.queue.jobs import QueuedJob, all_jobs, start
-from videotune.studio import clip_history, clip_row, clips
+from videotune.studio import clip_history, clip_moves, clip_row, clips
 from videotune.studio.clip_row import ClipRow, is_aside
 from videotune.studio.film_scenes import (
     files_of_scenes,
@@ -233,7 +233,7 @@ def _finish_job(project: Project, job: QueuedJob) -> None:
         if len(scenes) == 1 and is_whole(scenes[0], project.folder / job.about):
             remove_scenes(scenes_folder)
         else:
-            clips.move(project, [job.about], "bin")
+            clip_moves.move(project, [job.about], "bin")
     elif (job.folder / "before.json").is_file():
         _record_captions(project, job)
 

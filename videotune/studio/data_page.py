@@ -18,6 +18,7 @@ from videotune.studio import (
     caption_choices,
     captions_edit,
     clip_history,
+    clip_moves,
     clip_row,
     clip_subjects,
     clip_words,
@@ -349,11 +350,11 @@ def move(page: CurrentPage, form: PostedForm) -> Response:
     project = page.current_project
     with projects.lock_of(project.folder):
         paths = _selected_paths(page, form)
-        others = clips.drawn_beside(project, paths) if form["to"] == CLIPS else []
+        others = clip_moves.drawn_beside(project, paths) if form["to"] == CLIPS else []
         if others:
-            record = clips.move(project, others, HELD_OUT)
+            record = clip_moves.move(project, others, HELD_OUT)
         else:
-            record = clips.move(project, paths, form["to"])
+            record = clip_moves.move(project, paths, form["to"])
         clip_history.record_move(project, record)
 
     results = {"bin": "moved to the bin", CLIPS: "used for training"}

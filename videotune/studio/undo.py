@@ -8,7 +8,14 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from videotune.errors import VideotuneError
-from videotune.studio import captions_edit, clip_history, clip_row, clips, trash
+from videotune.studio import (
+    captions_edit,
+    clip_history,
+    clip_moves,
+    clip_row,
+    clips,
+    trash,
+)
 from videotune.studio.clip_history import Action
 from videotune.studio.clip_row import ClipRow
 from videotune.studio.projects import CLIPS, Project, inside, lock_of
@@ -248,7 +255,7 @@ def _move_known_files(home: Path, files: Sequence[str], targets: Sequence[str]) 
         if _path_of(home, name).exists():
             existing_files.append(name)
             existing_targets.append(target)
-    clips.move_files(home, existing_files, existing_targets)
+    clip_moves.move_files(home, existing_files, existing_targets)
 
 
 def _path_of(home: Path, relative: str) -> Path:
