@@ -16,7 +16,7 @@ from tests.support.sounds import tone, write_sounding
 from tests.support.waiting import wait_until
 from videotune.files import write_json
 from videotune.studio import projects, queue_page
-from videotune.studio.train_page import preview_rows
+from videotune.studio.preview_rows import preview_rows
 
 RUN = "/p/cats/{page}?run=run-1"
 LOUDNESS = {0: -21.0, 60: -80.0, 120: -18.4}

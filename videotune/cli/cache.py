@@ -40,6 +40,11 @@ ENCODER_LABELS = {
 }
 """What ``ls`` calls the encoder of each kind of entries; masks need none."""
 
+SLIP = 0.8
+"""How alike a slip and its command are, as ``difflib`` measures it; "clips" is no slip
+of "list".
+"""
+
 Every = Annotated[bool, Opt("--all", help="print a row for each entry")]
 Yes = Annotated[
     bool, Opt("--yes", help="remove them; without --yes they are only listed")
@@ -64,7 +69,7 @@ class CacheGroup(TyperGroup):
 
 def _is_slip(argument: str, commands: Iterable[str]) -> bool:
     """Return whether an argument is nearly a command, and names nothing that exists."""
-    near_commands = difflib.get_close_matches(argument, commands)
+    near_commands = difflib.get_close_matches(argument, commands, cutoff=SLIP)
     return bool(near_commands) and not Path(argument).exists()
 
 

@@ -21,10 +21,10 @@ from videotune.reporter.inventory import use
 from videotune.reporter.read import Run, items, mapping, number
 from videotune.studio.downloads import download_name
 from videotune.studio.paths import PathRule
+from videotune.studio.preview_rows import branches
 from videotune.studio.projects import Project, inside
 from videotune.studio.settings import change_settings, read_settings
 from videotune.studio.status import read_cached
-from videotune.studio.train_page import branches
 
 FORMAT_ORDER = ("comfyui", "diffusers", "peft")
 """Formats in the order in which most people want them."""

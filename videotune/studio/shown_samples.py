@@ -14,8 +14,8 @@ from videotune.sampling.picture_faults import (
     remark_at,
     samples_at,
 )
-from videotune.studio import train_page
 from videotune.studio.preview_clips import clip_of
+from videotune.studio.preview_rows import existing_file
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _shown_samples(home: Path, run: Run, step: int) -> Iterator[ShownSample]:
     records = [mapping(record) for record in samples_at(run.journal, step)]
     records.sort(key=lambda record: describe_faults(record) == "")
     for record in records:
-        path = train_page.existing_file(run.folder, record["path"])
+        path = existing_file(run.folder, record["path"])
         if path is None:
             continue
         near: dict[str, str] = {}
@@ -131,7 +131,7 @@ def preview_of(run: Run, home: Path, step: int | None) -> tuple[str, str] | None
     """Return a preview of a step, as a path within the project, and how loud it is."""
     for record in run.of_kind("sample"):
         if record.get("step") == step:
-            path = train_page.existing_file(run.folder, record.get("path"))
+            path = existing_file(run.folder, record.get("path"))
             if path is not None:
                 relative = path.relative_to(home).as_posix()
                 return relative, describe_sound(record)

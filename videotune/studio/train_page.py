@@ -17,12 +17,10 @@ from videotune.reporter.build import warnings
 from videotune.reporter.curves import exposure
 from videotune.reporter.kept import kept_figures
 from videotune.reporter.outcome import is_result_next, recommended_checkpoint
-from videotune.reporter.previews import sample_rows
 from videotune.reporter.progress import progress
 from videotune.reporter.read import Run, mapping
 from videotune.runs.rank_figures import find_stragglers, ranks_in
 from videotune.runs.run_life import life
-from videotune.sampling.picture_faults import describe_faults, describe_sound
 from videotune.studio import (
     data_changes,
     gpu,
@@ -38,9 +36,9 @@ from videotune.studio.base_model_problem import problem_of_run
 from videotune.studio.checkpoint_words import describe_best_step, is_unmeasured
 from videotune.studio.field_errors import at_field
 from videotune.studio.further_steps import refuse_no_steps
-from videotune.studio.preview_clips import nearest
 from videotune.studio.preview_outlook import preview_outlook
-from videotune.studio.projects import Project, inside
+from videotune.studio.preview_rows import preview_rows
+from videotune.studio.projects import Project
 from videotune.studio.queue_page import run_folder, run_job, training_entry
 from videotune.studio.run_settings import (
     describe_use,
@@ -190,26 +188,6 @@ def runs_part(page: PageContext) -> str:
     return render("train_runs", runs=rows, chosen=selected_run(page))
 
 
-def branches(run: Path) -> list[tuple[str, Path]]:
-    """Return label and folder of a run and of its branches.
-
-    A branch holds the steps that a return to an earlier checkpoint has archived.
-    """
-    labelled = [("", run)]
-    for path in sorted(run.glob("branches/[0-9]*")):
-        labelled.append((f"branch {path.name}", path))
-    return labelled
-
-
-def existing_file(run: Path, relative: Any) -> Path | None:
-    """Return a file that a run's journal names; None if it is gone or not in the run."""
-    try:
-        path = inside(run, str(relative))
-    except VideotuneError:
-        return None
-    return path if path.is_file() else None
-
-
 def previews_part(page: PageContext) -> str:
     """Render the data of the preview viewer: for each prompt and seed the videos by
     step.
@@ -260,41 +238,6 @@ def comparable_runs(page: PageContext) -> dict[str, Any]:
             and runs_with(other, page.root, HAS_STEPS)
         ],
     }
-
-
-def preview_rows(project: Project, name: str) -> list[dict[str, Any]]:
-    """Return the previews of a run and its branches: a row for each prompt and seed."""
-    rows = []
-    for label, folder in branches(run_folder(project, name)):
-        rows += _preview_rows(project.folder, label, folder)
-    return rows
-
-
-def _preview_rows(home: Path, label: str, folder: Path) -> list[dict[str, Any]]:
-    """Return the previews of a branch, each prompt with its nearest training clip."""
-    run = read_live(folder)
-    checked_at = sum(path.stat().st_mtime_ns for path in folder.glob("check.json"))
-
-    rows = []
-    for (prompt, seed), cells in sample_rows(run).items():
-        existing_cells = []
-        for step, cell in sorted(cells.items()):
-            path = existing_file(folder, cell.get("path"))
-            if path is not None:
-                fault = describe_faults(cell)
-                relative = path.relative_to(home).as_posix()
-                existing_cells.append((step, relative, fault, describe_sound(cell)))
-
-        if existing_cells:
-            row = {
-                "branch": label,
-                "prompt": prompt,
-                "seed": seed,
-                "near": nearest(home, folder, checked_at, prompt),
-                "cells": existing_cells,
-            }
-            rows.append(row)
-    return rows
 
 
 REGIONS: Regions = {"runs": runs_part, "run": run_part, "previews": previews_part}
