@@ -86,7 +86,8 @@ def test_the_report_of_a_worse_run_speaks_of_the_lora_it_began_with(
     page = reports.report(folder)
     said = reports.visible_text(page)
     outcome = reports.part(page, "verdict")
-    assert "150% of the error on clips kept aside of the LoRA it began with" in outcome
+    share = "150% of the error that the LoRA it began with had on clips kept aside"
+    assert share in outcome
     assert "It is worse than the LoRA it began with." in outcome
     assert "no state of this run is better than the LoRA it began with" in outcome
     assert "keep the LoRA it began with: first-step-240-comfyui.safetensors" in outcome

@@ -51,7 +51,7 @@ class StartState:
         """Return what errors on some clips are shares of."""
         if self.is_base:
             return f"{self.name}'s error on {clips}"
-        return f"the error on {clips} of {self.name}"
+        return f"the error that {self.name} had on {clips}"
 
 
 def start_state(init_from: Any, training_method: Any) -> StartState:
