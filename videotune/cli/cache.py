@@ -120,24 +120,24 @@ def cache_ls(
     """
     from videotune.commands.cache_folder import place_of_cache
 
-    place = place_of_cache(folder)
-    doing(f"reading {place}")
+    cache_path = place_of_cache(folder)
+    doing(f"reading {cache_path}")
     from videotune.commands.cache import list_cache
 
     _, rows = list_cache(folder)
     total = f"{entries(len(rows))}, {size(sum(row['bytes'] for row in rows))}"
 
     if as_json:
-        print(json.dumps({"folder": place, "entries": rows}, indent=2))
+        print(json.dumps({"folder": cache_path, "entries": rows}, indent=2))
     elif every:
         columns = ["kind", "of", "clip", "holds", "bytes", "encoder", "made", "key"]
         cells = [entry_cells(row) for row in rows]
-        print_table(place, columns, cells, right=(4,))
+        print_table(cache_path, columns, cells, right=(4,))
         out(total)
     else:
         for line in encoder_lines(rows):
             out(line)
-        out(f"{total} in {place} (--all lists them)")
+        out(f"{total} in {cache_path} (--all lists them)")
 
 
 @cache_app.command("verify")
@@ -147,8 +147,8 @@ def cache_verify(folder: CacheFolder) -> None:
     """
     from videotune.commands.cache_folder import place_of_cache
 
-    place = place_of_cache(folder)
-    doing(f"reading {place}")
+    cache_path = place_of_cache(folder)
+    doing(f"reading {cache_path}")
     from videotune.commands.cache import verify_cache
 
     _, count, damaged = verify_cache(folder)
@@ -160,7 +160,7 @@ def cache_verify(folder: CacheFolder) -> None:
             f"the next run encodes them again"
         )
         raise typer.Exit(SKIPPED)
-    out(f"{entries(count)} in {place}: as written, none damaged")
+    out(f"{entries(count)} in {cache_path}: as written, none damaged")
 
 
 @cache_app.command("prune")

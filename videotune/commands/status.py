@@ -135,12 +135,14 @@ class RunOverview:
         """What has happened to a run that stopped, and what a resume keeps of it."""
         total = "" if self.steps is None else f" of {self.steps}"
         if self.saved_step is None:
-            kept = "nothing is saved yet, so a resume begins at step 0"
+            outlook = "nothing is saved yet, so a resume begins at step 0"
         else:
-            kept = f"step {self.saved_step} is saved, and a resume goes on from there"
+            outlook = (
+                f"step {self.saved_step} is saved, and a resume goes on from there"
+            )
         if self.takes_result:
-            kept += "; more steps on these clips make it worse"
-        return f"stopped at step {self.step}{total} ({self.why.removeprefix('ended: ')}); {kept}"
+            outlook += "; more steps on these clips make it worse"
+        return f"stopped at step {self.step}{total} ({self.why.removeprefix('ended: ')}); {outlook}"
 
     @property
     def next_command(self) -> str:
