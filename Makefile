@@ -21,9 +21,9 @@ test-core: $(VENV)/.dev
 	$(PYTEST) -n 2 -m "not long and not slow" tests/trainer/test_golden.py tests/models/test_family_contract.py \
 	    tests/commands/test_exact_state.py tests/exporter/test_export_kinds.py
 
-# fuzz, rehearsals of benchmarks, docs, the studio in a browser; four at a time, because many wait for processes
+# fuzz, rehearsals of benchmarks, docs, the studio in a browser; three at a time, because many wait for processes
 test-slow: $(VENV)/.dev
-	$(PYTEST) -n 4 -m "slow and not long"
+	$(PYTEST) -n 3 -m "slow and not long"
 	@unshare --map-root-user --net true 2>/dev/null || \
 	    echo "no network namespaces (unshare --map-root-user --net), so runs that lose a host were NOT TESTED"
 	@command -v chromium >/dev/null || echo "no Chromium on PATH, so the studio was not tested in a browser: apt-get install chromium"
