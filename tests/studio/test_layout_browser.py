@@ -168,6 +168,9 @@ def test_a_view_fits_every_width(opened: tuple[Any, Any], view: str) -> None:
                 "(theme) => { document.documentElement.dataset.theme = theme; }", theme
             )
             found = page.evaluate(FAULTS)
+            if found:  # a part of the page may still have been on its way
+                page.wait_for_timeout(2000)
+                found = page.evaluate(FAULTS)
             faults += [f"{width} {theme}: {fault}" for fault in found]
     assert faults == []
     assert console == []
