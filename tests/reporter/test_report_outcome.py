@@ -21,6 +21,7 @@ from videotune.reporter.read import read_run
 from videotune.runs.run_life import LATE, life
 from videotune.text import moment
 from videotune.validation.overfitting import judge
+from videotune.validation.verdict_words import shown_word
 
 BEGUN, NOW = 1790000000.0, 1790000600.0
 HERE = socket.gethostname()
@@ -244,8 +245,12 @@ def test_the_verdict_says_when_to_have_stopped_and_which_file_to_use(
     ):
         assert sentence in said
     changes = reports.chapters(tmp_path)["validation"]["grounds"]["changes"]
-    rows = [(one["step"], one["verdict"]) for one in changes]
-    assert rows == [(20, "PLATEAU"), (40, "OVERFITTING")], "where the word changes"
+    rows = [(one["step"], shown_word(one)) for one in changes]
+    assert rows == [
+        (20, "cannot be told"),
+        (30, "PLATEAU"),
+        (40, "OVERFITTING"),
+    ], "where the word changes"
     reports.write_file(
         tmp_path,
         "exports.json",
@@ -338,6 +343,16 @@ UNDECIDED = (
     (60, (0.435, 0.43), 0.4),
 )
 """The latest reading is the lowest, but two clips are too few to tell it from chance."""
+
+
+def test_a_verdict_has_changed_where_its_word_has(tmp_path: Path) -> None:
+    """From "cannot be told" to PLATEAU, which the journal keeps as one verdict."""
+    course = (*UNDECIDED, (80, (0.5, 0.47), 0.4), (100, (0.5, 0.47), 0.4))
+    ended(tmp_path, course, 60)
+    changes = reports.chapters(tmp_path)["validation"]["grounds"]["changes"]
+    words = [shown_word(change) for change in changes]
+    assert words[-2:] == ["cannot be told", "PLATEAU"]
+    assert [change["verdict"] for change in changes[-2:]] == ["PLATEAU", "PLATEAU"]
 
 
 def test_a_fall_that_may_be_chance_is_no_end_of_learning(tmp_path: Path) -> None:

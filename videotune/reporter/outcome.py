@@ -377,11 +377,12 @@ def grounds(run: Run) -> dict[str, Any]:
         )
 
     changes = []
-    previous = None
+    previous_word = "none"
     for record in run.of_kind("verdict"):
-        if record.get("verdict") != previous:
+        word = shown_word(record, run.error_reference.changed_at)
+        if word != previous_word:
             changes.append(record)
-        previous = record.get("verdict")
+        previous_word = word
     clips = []
     if has_course:
         for part in run.parts:
