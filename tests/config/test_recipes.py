@@ -233,6 +233,8 @@ def test_init_writes_a_config_that_trains_and_never_writes_over_one(
     ]
     base = [f"base_model_name={tiny_bases('wan')}", f"cache_dir={tmp_path / 'cache'}"]
     made = tmp_path / "a" / "config.yaml"
+    run("check", config=made, verbose=True, allow_skips=1)
+    assert "validation_fraction is unused" not in capsys.readouterr().out
     assert (
         run(
             "train",

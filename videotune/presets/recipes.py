@@ -349,6 +349,8 @@ def config_of(
     values = {key: row[0] for key, row in recipe_keys.items()}
     keys = merge(keys, unflatten(values))
     is_small = clips < SMALL
+    if is_small:  # so few clips have too few source videos to draw any from
+        keys.pop("validation_fraction", None)
     keys["epochs"] = chosen["small" if is_small else "large"]
     keys = merge(keys, starting_keys(str(keys["base_model_name"])))
     keys, reasons = _fit_views(keys, reasons)
