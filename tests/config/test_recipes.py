@@ -282,3 +282,29 @@ def test_a_model_that_fits_several_is_answered_in_names_of_the_list() -> None:
         assert find_model(model) == model
         for card in cards.split(", "):
             assert f"{model} {card.replace(' ', '')}" in preset_names()
+
+
+@pytest.mark.parametrize(
+    ("preset", "sets", "is_noted"),
+    [
+        ("toy", [], True),
+        ("hunyuan 1.5 LoRA 24GB", [], True),
+        ("wan 2.1 1.3B LoRA 16GB", [], False),
+        ("toy", ["base_model_name=asset:toy"], False),
+    ],
+)
+def test_a_preset_beside_a_config_of_another_model_is_noted(
+    small_clips: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    preset: str,
+    sets: list[str],
+    is_noted: bool,
+) -> None:
+    """Its values count, but the base model is that of the config."""
+    path = tmp_path / "config.yaml"
+    model = "wan 2.1 1.3B LoRA 16GB"
+    path.write_text(config_of("style", model, str(small_clips), 5))
+    run("check", path, preset=preset, set=sets)
+    noted = f"not that of the preset {preset}" in capsys.readouterr().err
+    assert noted is is_noted

@@ -26,7 +26,7 @@ from videotune.data.locations import is_local
 from videotune.errors import VideotuneError
 from videotune.exporter.lora_target import changes_connectors
 from videotune.job.absolute_paths import absolute_paths, expand_user
-from videotune.model_spec import ModelSpec
+from videotune.model_spec import ASSET, ModelSpec
 from videotune.models import models_folder
 from videotune.models.base_model import (
     check_own_files,
@@ -243,6 +243,39 @@ def refuse_no_model(keys: Mapping[str, Any]) -> None:
         )
 
 
+def _note_other_model(
+    overrides: Overrides,
+    preset: Mapping[str, Any],
+    user: Mapping[str, Any],
+    spec: ModelSpec,
+) -> None:
+    """Say that a config's base model is of another kind than that of the preset, whose
+    other settings are made for its own.
+    """
+    config_base = _config_keys(overrides.config).get("base_model_name")
+    own_base = user.get("base_model_name")
+    preset_base = preset.get("base_model_name")
+    is_of_config = bool(config_base) and own_base == absolute_paths(
+        {"base_model_name": config_base}
+    ).get("base_model_name")
+    if not is_of_config or not preset_base or own_base == preset_base:
+        return
+    if str(own_base).startswith(ASSET):
+        return
+    if not preset_base.startswith(ASSET):
+        folder = published(preset_base)
+        is_alike = (
+            folder is None
+            or spec_for(None, BasePlace(preset_base, folder)).name == spec.name
+        )
+        if is_alike:
+            return
+    note(
+        f"note: the base model is {spec.title}, not that of the preset {overrides.preset}: "
+        f"a config's own comes before a preset's. For the preset's add --base {preset_base}"
+    )
+
+
 def _config_keys(config: Path | Config | Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the keys of a config file or object."""
     if config is None:
@@ -429,6 +462,7 @@ def resolve_config(
     base = _base(merged, planning=planning) if merged.get("base_model_name") else None
     family = merged.get("family")
     spec = spec_for(family, base)
+    _note_other_model(overrides, preset, user, spec)
     if base is not None:
         user = _with_found_files(overrides, user, merged, spec, base)
     resolved = replace(resolve(user, preset, spec), preset=overrides.preset or None)
