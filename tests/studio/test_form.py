@@ -248,3 +248,9 @@ def test_an_empty_field_that_does_nothing_is_not_called_automatic() -> None:
     assert empty_fields["datasets.trigger"].without_value == "not set"
     assert empty_fields["micro_batch_size"].without_value == "automatic"
     assert set(field_kinds.UNUSED_WHEN_EMPTY) <= {field.key for field in form.fields()}
+
+
+def test_a_message_names_one_setting_of_how_much_time_is_measured() -> None:
+    names = {field.key: field.name for field in form.fields()}
+    assert names["forgetting.budget"] != names["sample_metrics.budget"]
+    assert names["forgetting.prompts"] != names["sample_metrics.prompts"]

@@ -466,5 +466,5 @@ def test_a_fall_that_may_be_chance_is_not_called_none() -> None:
         verdict = judge(lines)
         assert verdict.label == PLATEAU
         assert "may have fallen" in verdict.reason
-        assert "with 2 clips kept aside" in verdict.reason
+        assert "with the 2 clips kept aside that it measures" in verdict.reason
         assert "neither has fallen" not in verdict.reason
