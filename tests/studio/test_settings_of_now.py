@@ -90,6 +90,22 @@ def test_a_result_of_older_settings_leads_to_the_run_that_was_trained_with_those
     assert "Train with the settings of now" in place
 
 
+def test_a_run_of_a_sweep_is_not_that_of_the_settings(
+    client: Any, cats: Project
+) -> None:
+    """Although it is later than they are."""
+    set_settings(cats, unflatten(RANK_4))
+    add_run(cats, "run-1", RANK_4)
+    add_run(cats, "sweep-1.2", RANK_8)
+    for name in (projects.CONFIG, projects.PROJECT_FILE):
+        os.utime(cats.folder / name, (1, 1))
+    sweep = {"runs": {"sweep-1.2": {"lora.rank": "8"}}}
+    write_file(cats.folder / ".studio" / "sweeps", "sweep-1.json", sweep)
+    bar = visible_text(path_bar(client))
+    assert "run-1: done" in bar
+    assert "sweep" not in bar
+
+
 def test_the_path_speaks_of_a_stopped_run_whose_settings_are_used_again(
     client: Any, cats: Project
 ) -> None:

@@ -4,10 +4,12 @@ import re
 import time
 import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from threading import RLock
 from typing import Any
+from urllib.parse import quote
 
 from fastapi import APIRouter, Response
 from filelock import FileLock, Timeout
@@ -412,6 +414,15 @@ def _read_sweeps(
     return sweeps, damaged_sweeps
 
 
+def runs_of_sweeps(project: Project) -> set[str]:
+    """Return the runs of a project's sweeps, as far as their records can be read."""
+    names: set[str] = set()
+    for path in (project.folder / ".studio" / "sweeps").glob("*.json"):
+        with suppress(VideotuneError):  # the page Queue reports the damaged record
+            names.update(read_record(path, SweepRecord, "remove it")["runs"])
+    return names
+
+
 REGIONS: Regions = {"board": board}
 
 
@@ -479,4 +490,4 @@ def start_sweep(page: CurrentPage, form: PostedForm) -> Response:
     check = page.path_rule.check_config
     cards = run_cards.cards_from(form)
     name = queue_sweep(page.root, project, vary, check, cards)
-    return reply(f"{name} is queued", redirect="/queue")
+    return reply(f"{name} is queued", redirect=f"/queue?project={quote(project.name)}")

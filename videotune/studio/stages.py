@@ -24,6 +24,7 @@ from videotune.studio.failures import open_failure
 from videotune.studio.form import inherited_values
 from videotune.studio.project_plan import plan_answer
 from videotune.studio.projects import Project
+from videotune.studio.queue_page import runs_of_sweeps
 from videotune.studio.run_settings import changed_settings
 from videotune.studio.run_states import BUSY_STATUSES
 from videotune.studio.settings_version import settings_version
@@ -174,7 +175,9 @@ def has_changed_since(project: Project, state: StateOfRun) -> bool:
         return True
 
     settings_changed = settings_version(project) / 1e6
-    if settings_changed <= _settings_taken(state) + CHANGE_TOLERANCE:
+    is_later = settings_changed <= _settings_taken(state) + CHANGE_TOLERANCE
+    # A run of a sweep has other settings from its beginning.
+    if is_later and run.folder.name not in runs_of_sweeps(project):
         return False
     return run.config is None or _values_differ(project, run)
 

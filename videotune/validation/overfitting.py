@@ -430,7 +430,10 @@ def _recent_trend(readings: Sequence[Reading]) -> tuple[str, str]:
         return PLATEAU, f"{since} {changes}"
     if _has_fallen(first, last):
         clips = counted(len(clips_of(last, "held_out")), "clip")
-        cause = f"the error on unseen clips may have fallen, but no more than chance explains with the {clips} kept aside that it measures"
+        cause = (
+            "the error on unseen clips may have fallen, but no more than chance explains "
+            f"with the {clips} kept aside that it measures"
+        )
         return PLATEAU, f"{since} {changes}: {cause}"
     if train < 0:
         cause = "the model now improves only on the training clips"
