@@ -239,6 +239,11 @@ def test_a_dead_run_is_shown_as_dead_and_a_living_one_as_running(
     assert "died at step 3" in part()
     assert "No checkpoint exists" in part()
     assert offered(part()) == [False, True]
+
+    heartbeat = (run / "heartbeat.json").read_bytes()
+    (run / "heartbeat.json").unlink()
+    assert "or the run was copied while it trained" in part(), "as in an imported one"
+    (run / "heartbeat.json").write_bytes(heartbeat)
     with (run / "journal.jsonl").open("a") as file:
         file.write(
             json.dumps(

@@ -115,6 +115,9 @@ def test_files_are_taken_by_what_they_are_and_not_by_their_names(
         "caption.txt": MP4,
     }
     files |= {"program.exe": b"MZ\0\0"}
+    files["photo.heic"] = b"\0\0\0\x24ftypheic" + bytes(32)
+    files["phone.heic"] = b"\xff\xd8\xff" + bytes(32)
+    files["film.vob"] = b"\0\0\1\xba" + bytes(32)
     got = {
         one.name: one
         for one in uploads.accept(
@@ -124,6 +127,9 @@ def test_files_are_taken_by_what_they_are_and_not_by_their_names(
     assert {name for name, one in got.items() if one.taken} == {"a.mp4", "a.txt"}
     assert "content is text" in got["notes.mp4"].reason
     assert "empty" in got["nothing.mp4"].reason
+    for name in ("photo.heic", "phone.heic"):
+        assert "save it as a .png or .jpg" in got[name].reason
+    assert ".mp4" in got["film.vob"].reason
     assert "plain text" in got["caption.txt"].reason
     assert sorted(path.name for path in (cats.folder / "clips").iterdir()) == [
         "a.mp4",

@@ -79,6 +79,10 @@ def content_kind(path: Path) -> str:
     return kind or "unknown"
 
 
+PHONE_PICTURES = (".heic", ".heif", ".avif")
+"""Suffixes of pictures in the container of a video, by which alone they are told."""
+
+
 def rejection_reason(path: Path, name: str) -> str | None:
     """Return why a file is rejected, or None if it is accepted."""
     suffix = Path(name).suffix.lower()
@@ -93,11 +97,13 @@ def rejection_reason(path: Path, name: str) -> str | None:
         return None
 
     if kind in ("video", "image"):
-        supported = ", ".join(CLIP_SUFFIXES[:6])
+        is_picture = kind == "image" or suffix in PHONE_PICTURES
+        content = "picture" if is_picture else "video"
+        supported = "a .png or .jpg" if is_picture else "an .mp4 or .mov"
         ending = f"files ending in {suffix}" if suffix else "files without a suffix"
         return (
-            f"it looks like a {kind}, but {ending} are not supported; "
-            f"convert it ({supported} …)"
+            f"it looks like a {content}, but {ending} are not supported; "
+            f"save it as {supported} file"
         )
     return "it is not a video, picture, caption (.txt, .csv, .jsonl) or archive (.zip, .tar)"
 
