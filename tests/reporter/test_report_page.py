@@ -249,6 +249,15 @@ def test_a_bad_line_in_the_middle_is_noted_by_its_number_and_unknown_kinds_are_k
     assert run.of_kind("other") == [{"kind": "other", "x": 6}]
 
 
+def test_what_a_resume_changed_is_noted(run: Path) -> None:
+    change = "data: 1 clip with another caption (kitten.mp4)"
+    resume = {"kind": "resume", "time": 1.0, "from_step": 111, "changes": [change]}
+    with (run / "journal.jsonl").open("a", encoding="utf-8") as journal:
+        journal.write(json.dumps(resume) + "\n")
+    said = reports.visible_text(reports.report(run))
+    assert f"resumed from step 111: {change}" in said
+
+
 def test_a_folder_without_a_run_is_an_error_and_gets_no_report(tmp_path: Path) -> None:
     (tmp_path / "holiday.mp4").write_bytes(b"")
     for folder in (tmp_path, tmp_path / "nowhere"):

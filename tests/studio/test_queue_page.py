@@ -11,7 +11,7 @@ import pytest
 
 from tests.studio.test_jobs import sleeper
 from tests.support.job_folders import steps
-from tests.support.reports import full_run
+from tests.support.reports import full_run, write_file
 from tests.support.waiting import wait_until
 from videotune.errors import VideotuneError
 from videotune.files import write_json
@@ -112,6 +112,11 @@ def test_a_sweep_is_a_run_for_each_combination_or_none_at_all(
     assert [one.run.name for one in found] == [f"sweep-1.{n}" for n in (1, 2, 3, 4)]
     assert '"rank": 8' in found[1].config.read_text()
     assert queue_page.queue_sweep(tmp_path, cats, {"seed": "1,2"}) == "sweep-2"
+
+    # An imported project has the runs without the record of their sweep.
+    imported_run = queue_page.run_folder(cats, "sweep-3.1")
+    write_file(imported_run, "config.json", {})
+    assert queue_page.queue_sweep(tmp_path, cats, {"seed": "1,2"}) == "sweep-4"
 
 
 @pytest.mark.parametrize("has_ended", [False, True])

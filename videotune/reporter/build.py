@@ -172,8 +172,16 @@ def _figures(run: Run) -> dict[str, Any]:
 
 
 def notes_and_warnings(run: Run) -> dict[str, Any]:
-    """Return the chapter of the notes at the start and of the warnings."""
+    """Return the chapter of the notes at the start, of what a resume changed, and of the
+    warnings.
+    """
     notes = [str(note) for note in items(run.last("start")["notes"])]
+    for record in run.of_kind("resume"):
+        step = number(record.get("from_step")) or 0
+        notes += [
+            f"changed when it was resumed from step {text.plain(step)}: {change}"
+            for change in items(record.get("changes"))
+        ]
     return {"lines": notes + warnings(run)["lines"]}
 
 

@@ -345,7 +345,11 @@ def queue_sweep(
 
     folder = project.folder / ".studio" / "sweeps"
     folder.mkdir(parents=True, exist_ok=True)
-    name = _free_name("sweep-", {path.stem for path in folder.glob("*.json")})
+    used_names = {path.stem for path in folder.glob("*.json")}
+    # An imported project has the runs of its sweeps without their records.
+    for path in (project.folder / "runs").glob("sweep-*"):
+        used_names.add(path.name.partition(".")[0])
+    name = _free_name("sweep-", used_names)
 
     values_by_run = {}
     for number, (config, values) in enumerate(zip(configs, value_sets, strict=True), 1):
