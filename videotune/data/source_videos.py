@@ -259,7 +259,8 @@ def _notes_on_shared_sources(
     pairs_by_source = _pairs_across(sources, kinds, look_alikes)
     examples = []
     for source in sorted(shared):
-        examples += pairs_by_source.get(source, [source])
+        video_name = source.rpartition("/")[2]
+        examples += pairs_by_source.get(source, [f"cuts of {video_name}"])
     count = counted(len(shared), "source video")
     remedies = []
     if pairs_by_source:
