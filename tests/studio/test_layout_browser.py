@@ -225,6 +225,38 @@ def test_previews_of_two_runs_stand_beside_each_other(opened: tuple[Any, Any]) -
     assert page.locator("#viewer-matrix tbody tr").count() == 2
 
 
+def test_lists_of_checkpoints_follow_the_run(
+    opened: tuple[Any, Any], root: Path
+) -> None:
+    """A choice of the user's own stays."""
+    studio, page = opened
+    run = root / "animals" / "runs" / "run-3"
+    shutil.copytree(root / "animals" / "runs" / "run-2", run)
+    for step in (60, 120):
+        (run / f"checkpoints/step-{step}" / "COMPLETE").touch()
+    page.set_viewport_size({"width": 1280, "height": 900})
+    page.goto(f"{studio.address}/p/animals/results?run=run-3")
+    tried, exported = page.locator("#try-step"), page.locator("#export-step")
+    exported.select_option("60")
+
+    (run / "checkpoints/step-130").mkdir()
+    (run / "checkpoints/step-130/COMPLETE").touch()
+    with (run / "journal.jsonl").open("a") as journal:
+        journal.write(json.dumps({"kind": "save", "step": 130, "time": 1.0}) + "\n")
+    tried.locator("option[value='130']").wait_for(state="attached")
+    texts = tried.locator("option").all_inner_texts()
+    assert [text.partition(" (")[0] for text in texts] == [
+        "the newest",
+        "step 130",
+        "step 120",
+        "step 60",
+        "base model alone",
+    ]
+    assert exported.input_value() == "60"
+    assert exported.locator("option[value='130']").count() == 1
+    shutil.rmtree(run)
+
+
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("name", ["train", "results"])
 def test_what_a_run_learnt_and_what_it_cost_are_two_lines(

@@ -105,6 +105,12 @@ def test_a_run_of_a_sweep_is_not_that_of_the_settings(
     assert "run-1: done" in bar
     assert "sweep" not in bar
 
+    set_settings(cats, {"lora": {"rank": 6}})
+    assert "sweep-1.2 has values of a sweep" in visible_text(path_bar(client))
+    banner = visible_text(results_banner(client, "sweep-1.2"))
+    assert "sweep-1.2 is a run of a sweep" in banner
+    assert "again" not in banner
+
 
 def test_the_path_speaks_of_a_stopped_run_whose_settings_are_used_again(
     client: Any, cats: Project

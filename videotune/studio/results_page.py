@@ -33,7 +33,7 @@ from videotune.studio.data_changes import changes_since
 from videotune.studio.downloads import COMPARISON, download_name
 from videotune.studio.field_errors import FieldError, at_field
 from videotune.studio.projects import find_project, inside, texts
-from videotune.studio.queue_page import run_folder
+from videotune.studio.queue_page import run_folder, runs_of_sweeps
 from videotune.studio.records import Try, read_record
 from videotune.studio.result_files import (
     chosen_comfyui_loras,
@@ -118,6 +118,7 @@ def result(page: PageContext) -> str:
         copies=copies_in_comfyui(files_to_take(files, step), comfyui),
         download_name=partial(download_name, page.current_project),
         is_older=is_older,
+        is_of_sweep=run_data["name"] in runs_of_sweeps(page.current_project),
         clip_changes=stages.clip_changes(page.current_project, state),
         run_of_now=stages.run_with_settings_of_now(page, run_data["name"]),
         has_clips_of_now=partial(_has_clips_of_now, page),

@@ -113,8 +113,12 @@ def _run_stages(page: PageContext) -> Iterator[Stage]:
         if run_of_now is None:
             yield plan
             text = f"settings changed since {name}"
+            belongs_to = "older settings"
+            if name in runs_of_sweeps(page.current_project):
+                text = f"{name} has values of a sweep"
+                belongs_to = "values of a sweep"
             yield Stage("run", "open", text, "setup", "Start training", part="start")
-            yield _older_result(name, state[0], "settings")
+            yield _older_result(name, state[0], belongs_to)
             return
         name = run_of_now.name
         state = run_of_now.state
@@ -122,7 +126,7 @@ def _run_stages(page: PageContext) -> Iterator[Stage]:
         yield plan
         text = f"clips changed since {name}"
         yield Stage("run", "open", text, "setup", "Start training", part="start")
-        yield _older_result(name, state[0], "clips")
+        yield _older_result(name, state[0], "older clips")
         return
 
     # A run makes its own plan at its start, so nobody waits for this one.
@@ -154,13 +158,13 @@ def _stages_of_failure(
         yield Stage("result", "open", "after the run", "results", run=name)
 
 
-def _older_result(name: str, run: Run, changed: str) -> Stage:
+def _older_result(name: str, run: Run, belongs_to: str) -> Stage:
     """Return the stage of a result whose settings or clips are not those of the project
     any more.
     """
     if not run.exports:
         return Stage("result", "open", "after the next run", "results", run=name)
-    text = f"of {name}, with older {changed}"
+    text = f"of {name}, with {belongs_to}"
     return Stage("result", "done", text, "results", run=name)
 
 

@@ -153,6 +153,22 @@ document.addEventListener("DOMContentLoaded", () => {
     one.setAttribute("aria-label", `training clip ${row.near.name}`); one.setAttribute("src", url(there)); place.replaceChildren(one);
     if (video && state.playing) one.play().catch(() => {});
   }
+  // the lists of checkpoints in the forms follow the run; what the user has chosen stays
+  function savedSteps() {
+    const place = $("saved-steps");
+    for (const select of place ? document.querySelectorAll("select[data-saved-steps]") : []) {
+      const seen = select.dataset.savedSteps;
+      select.dataset.savedSteps = place.dataset.steps;
+      if (!seen || seen === place.dataset.steps) { select.dataset.best ??= place.dataset.best; continue; }
+      const chosen = select.value, isOwn = chosen !== select.dataset.best;
+      for (const option of [...select.options]) if (+option.value > 0) option.remove();
+      select.options[0].after(...JSON.parse(place.dataset.steps).map(([step, words]) => new Option(words, step)));
+      select.value = isOwn ? chosen : place.dataset.best;
+      select.dataset.best = place.dataset.best;
+    }
+  }
+  savedSteps();
+  document.addEventListener("vt:region", (event) => { if (event.target.id === "r-result") savedSteps(); });
   function play(on) {
     state.playing = on;
     const all = videos(), at = shared();
