@@ -220,7 +220,7 @@ def print_table(
     for row_cells in cells:
         table.add_row(*map(escape, row_cells))
     console = Console(width=width())
-    # As a line of its own: a table breaks a path in its title in the middle of a word.
+    # The title has a line of its own, since a table would break a path in it anywhere.
     console.print(Text(printable(title), style="table.title"), soft_wrap=True)
     console.print(table)
 

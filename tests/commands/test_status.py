@@ -320,7 +320,7 @@ def test_a_run_that_more_steps_make_worse_goes_on_with_its_recommended_checkpoin
     printed = " ".join(capsys.readouterr().out.split())
     assert "recommended, for ComfyUI" in printed
     if why != "early":
-        assert "a resume goes on from there; more steps on these clips" in printed
+        assert "a resume continues from there; more steps on these clips" in printed
 
 
 def test_a_run_that_failed_after_it_copied_is_diagnosed_first(

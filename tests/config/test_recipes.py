@@ -9,6 +9,7 @@ from tests.support.command_line import Bases, run
 from tests.support.run_results import steps_of
 from videotune.config.load import read_config
 from videotune.config.safe_views import LOW_RATE, SAFE_VIEWS
+from videotune.data.source_videos import SOURCES_NEEDED
 from videotune.errors import DONE, VideotuneError
 from videotune.job.overrides import Overrides, resolve_config
 from videotune.presets.recipes import (
@@ -184,7 +185,7 @@ def test_a_larger_card_gets_what_the_preset_names_for_it(tmp_path: Path) -> None
 
 
 def test_clips_are_drawn_to_be_kept_aside_only_from_enough(tmp_path: Path) -> None:
-    for clips, is_written in ((19, False), (20, True)):
+    for clips, is_written in ((SOURCES_NEEDED - 1, False), (SOURCES_NEEDED, True)):
         path = tmp_path / f"{clips}.yaml"
         path.write_text(config_of("style", "toy", "clips", clips))
         assert ("validation_fraction" in read_config(path)) is is_written

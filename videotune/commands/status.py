@@ -138,7 +138,7 @@ class RunOverview:
             outlook = "nothing is saved yet, so a resume begins at step 0"
         else:
             outlook = (
-                f"step {self.saved_step} is saved, and a resume goes on from there"
+                f"step {self.saved_step} is saved, and a resume continues from there"
             )
         if self.takes_result:
             outlook += "; more steps on these clips make it worse"

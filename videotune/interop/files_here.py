@@ -1,5 +1,7 @@
-"""Whether a file that a config names is on this machine, as far as whoever sent the
-config may know.
+"""Whether this machine has a file that a config names.
+
+Whoever sent the config may be allowed to see the files of one folder only. For them all
+other files are missing.
 """
 
 import os
@@ -13,7 +15,7 @@ _seen_folder: ContextVar[Path | None] = ContextVar("_seen_folder", default=None)
 
 @contextmanager
 def seen_within(folder: Path | None) -> Iterator[None]:
-    """Let only files below a folder be here; None: all files of this machine."""
+    """Let only the files below a folder be found; with None, all files of this machine."""
     token = _seen_folder.set(folder)
     try:
         yield

@@ -5,7 +5,6 @@ Of shell, batch and PowerShell files that start a trainer, the options of the co
 are read; no line of them is executed.
 """
 
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,9 @@ from videotune.config.load import config_text, parsed, refuse_unreadable
 from videotune.config.suggestions import flat_leaves, other_trainer, plain
 from videotune.errors import VideotuneError
 from videotune.files import size_text
+from videotune.interop import files_here
 from videotune.interop.command_files import parse_options
+from videotune.interop.files_here import seen_within
 from videotune.pages import docs_page
 
 MAX_KEYS = 2_000
@@ -322,12 +323,9 @@ def _find_file(name: str, folder: Path, within: Path | None) -> Path | None:
     """
     config_folder = folder.resolve()
     folders = [config_folder, *config_folder.parents][:MAX_FOLDERS]
-    for base_folder in [*folders, Path()]:
-        path = base_folder / name
-        if os.path.isfile(path) and _is_below(path, within):
-            return path
+    with seen_within(within):
+        for base_folder in [*folders, Path()]:
+            path = base_folder / name
+            if files_here.is_file(path):
+                return path
     return None
-
-
-def _is_below(path: Path, folder: Path | None) -> bool:
-    return folder is None or path.resolve().is_relative_to(folder.resolve())

@@ -31,8 +31,8 @@ def replacement_note(rule: Mapping[str, Any], base: Mapping[str, str]) -> str:
     if "base_model_name" not in base:
         return "it is not here; set base_model_name"
     name = base["base_model_name"]
-    place = "" if files_here.exists(Path(name)) else " from the Hub"
-    return f"it is not here, so the weights of {name}{place} are taken"
+    origin = "" if files_here.exists(Path(name)) else " from the Hub"
+    return f"it is not here, so the weights of {name}{origin} are taken"
 
 
 def with_missing_file(

@@ -252,28 +252,33 @@ def _note_other_model(
     """Say that a config's base model is of another kind than that of the preset, whose
     other settings are made for its own.
     """
-    config_base = _config_keys(overrides.config).get("base_model_name")
     own_base = user.get("base_model_name")
     preset_base = preset.get("base_model_name")
-    is_of_config = bool(config_base) and own_base == absolute_paths(
-        {"base_model_name": config_base}
-    ).get("base_model_name")
-    if not is_of_config or not preset_base or own_base == preset_base:
+    if not own_base or not preset_base or own_base.startswith(ASSET):
         return
-    if str(own_base).startswith(ASSET):
+
+    # --base and --set name a model on purpose.
+    config = absolute_paths(_config_keys(overrides.config))
+    if config.get("base_model_name") != own_base:
         return
-    if not preset_base.startswith(ASSET):
-        folder = published(preset_base)
-        is_alike = (
-            folder is None
-            or spec_for(None, BasePlace(preset_base, folder)).name == spec.name
+
+    if not _is_of_kind(preset_base, spec):
+        note(
+            f"note: the base model is {spec.title}, not that of the preset {overrides.preset}: "
+            f"a config's own comes before a preset's. For the preset's add --base {preset_base}"
         )
-        if is_alike:
-            return
-    note(
-        f"note: the base model is {spec.title}, not that of the preset {overrides.preset}: "
-        f"a config's own comes before a preset's. For the preset's add --base {preset_base}"
-    )
+
+
+def _is_of_kind(preset_base: str, spec: ModelSpec) -> bool:
+    """Return whether the base model of a preset is of the family of ``spec``; of a model
+    whose configs do not come with videotune this is assumed.
+    """
+    if preset_base.startswith(ASSET):
+        return False
+    folder = published(preset_base)
+    if folder is None:
+        return True
+    return spec_for(None, BasePlace(preset_base, folder)).name == spec.name
 
 
 def _config_keys(config: Path | Config | Mapping[str, Any] | None) -> dict[str, Any]:

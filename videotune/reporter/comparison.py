@@ -396,14 +396,18 @@ def _comparison_row(
     if error is not None and not is_recommended:
         lowest_step = min(losses, key=lambda step: (losses[step], step))
         held_out += f" at step {text.plain(lowest_step)}"
+
+    # Errors that do not compare say what they are relative to.
     reference = run.error_reference
     training = _training_error(run, verdict["step"])
     if not is_comparable:
         suffix = f" times {reference.share}"
         if reference.changed_at:
             suffix += ", since its clips kept aside changed there"
-        held_out += suffix if held_out else ""
-        training = training and training + suffix
+        if held_out:
+            held_out += suffix
+        if training:
+            training += suffix
 
     link = None
     report = run.folder / "report.html"

@@ -377,12 +377,13 @@ def grounds(run: Run) -> dict[str, Any]:
         )
 
     changes = []
-    previous_word = "none"
+    previous_verdict = "none"
     for record in run.of_kind("verdict"):
-        word = shown_word(record, run.error_reference.changed_at)
-        if word != previous_word:
+        verdict_word = shown_word(record, run.error_reference.changed_at)
+        if verdict_word != previous_verdict:
             changes.append(record)
-        previous_word = word
+        previous_verdict = verdict_word
+
     clips = []
     if has_course:
         for part in run.parts:

@@ -26,14 +26,16 @@ def drawn_beside(project: Project, paths: Sequence[str]) -> list[str]:
         VideotuneError: if no other clip would be kept aside, since the check would then
             draw some again.
     """
-    drawn = [path for path, row in clips.table(project).rows.items() if is_drawn(row)]
-    others = [path for path in drawn if path not in paths]
-    if len(others) < len(drawn) and not others:
+    drawn_paths = [
+        path for path, row in clips.table(project).rows.items() if is_drawn(row)
+    ]
+    others = [path for path in drawn_paths if path not in paths]
+    if len(others) < len(drawn_paths) and not others:
         raise VideotuneError(
             "validation_fraction: keeps clips aside by itself. Set it to 0 on the page "
             "Setup to train on all clips"
         )
-    return others if len(others) < len(drawn) else []
+    return others if len(others) < len(drawn_paths) else []
 
 
 def move(project: Project, paths: Sequence[str], to: str) -> ClipMove:

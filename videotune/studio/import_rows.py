@@ -51,18 +51,18 @@ def import_rows(answer: Mapping[str, Any], imported: ImportedData) -> list[Impor
         if not row["given"]:
             continue
 
-        taken: dict[str, Any] = {}
+        taken_values: dict[str, Any] = {}
         reasons: dict[str, None] = {}
         for name, value in row["ours"].items():
             outcomes = _outcomes(name, value, imported, indices_by_path)
-            for place, our_value, reason in outcomes:
+            for our_key, our_value, reason in outcomes:
                 if reason:
                     reasons[reason] = None
                 else:
-                    taken[place] = our_value
+                    taken_values[our_key] = our_value
 
         verdict = row["verdict"]
-        if reasons and not taken:
+        if reasons and not taken_values:
             verdict = MANAGED if list(reasons) == [MANAGED_NOTE] else LEFT
         notes = [row["note"], *reasons]
         result.append(
@@ -71,7 +71,7 @@ def import_rows(answer: Mapping[str, Any], imported: ImportedData) -> list[Impor
                 full_key=row["key"],
                 theirs=row["theirs"],
                 verdict=verdict,
-                taken=tuple(taken.items()),
+                taken=tuple(taken_values.items()),
                 notes=tuple(note for note in notes if note),
             )
         )
@@ -107,12 +107,12 @@ def _outcomes(
     else:
         indices = head.removeprefix("datasets").removeprefix(".")
         for dataset in imported.datasets:
-            if _is_of(dataset, indices, indices_by_path, key, value):
+            if _belongs_to(dataset, indices, indices_by_path, key, value):
                 reason = imported.reason_against(dataset, key)
                 yield imported.place_of(dataset, key), value, reason
 
 
-def _is_of(
+def _belongs_to(
     dataset: ImportedDataset,
     indices: str,
     indices_by_path: Mapping[str, str],

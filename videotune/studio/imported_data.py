@@ -96,10 +96,13 @@ class ImportedData:
             return dataset.reason
         if dataset.source:
             return dataset.refused.get(key, "")
+
+        # The clips of this one are for the user to add.
         if key in self.clip_keys or RUN_KEYS.get(key) in self.run_keys:
             return ""
         if key == "kind" or dataset.kind != "train":
             return "it belongs to a folder that is not taken over"
+
         if key in CLIP_KEYS and _has_one_value(self.datasets, key):
             return f"captions beside clips end in {' or '.join(CAPTION_SUFFIXES)} here"
         if key in CLIP_KEYS or key in RUN_KEYS:
@@ -126,7 +129,10 @@ def imported_data(page: PageContext, config: Mapping[str, Any]) -> ImportedData:
     clip_keys = {}
     run_keys = {}
     has_sources = any(dataset.source for dataset in datasets)
-    for key in dict.fromkeys(key for row in clips_to_add for key in row.settings):
+    names: dict[str, None] = {}
+    for dataset in clips_to_add:
+        names |= dict.fromkeys(dataset.settings)
+    for key in names:
         if not _has_one_value(clips_to_add, key):
             continue
         value = clips_to_add[0].settings[key]

@@ -187,8 +187,8 @@ def has_changed_since(project: Project, state: StateOfRun) -> bool:
 
 
 def resumes_other_settings(project: Project, state: StateOfRun) -> bool:
-    """Return whether a resume goes on with other settings than the project has now; False
-    if those cannot be read.
+    """Return whether a resume would use other settings than the project has now; False if
+    the project's cannot be read.
     """
     try:
         return has_changed_since(project, state)

@@ -225,7 +225,7 @@ def _number_in(arguments: Sequence[str], option: str, pattern: str) -> int | Non
 
 
 def best_validation_loss(run: Path) -> float | None:
-    """Return the lowest validation loss after step 0, relative to that at the first."""
+    """Return the lowest validation loss after step 0, relative to the first one."""
     journal = run / "journal.jsonl"
     if not journal.is_file():
         return None

@@ -31,6 +31,9 @@ from videotune.studio.projects import (
 )
 
 TEXT_SUFFIXES = (*CAPTION_SUFFIXES, ".csv", ".jsonl")
+
+PHONE_PICTURES = (".heic", ".heif", ".avif")
+"""Suffixes of pictures whose content begins as that of a video does."""
 """Captions, and lists of captions."""
 
 MAX_BYTES = 20_000_000_000
@@ -77,10 +80,6 @@ def content_kind(path: Path) -> str:
     if kind in ARCHIVES:
         return "archive"
     return kind or "unknown"
-
-
-PHONE_PICTURES = (".heic", ".heif", ".avif")
-"""Suffixes of pictures in the container of a video, by which alone they are told."""
 
 
 def rejection_reason(path: Path, name: str) -> str | None:

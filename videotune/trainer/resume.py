@@ -173,12 +173,23 @@ def _with_past(job: Job, run_config: Mapping[str, Any], history: History) -> Job
     """Return a job with what its run has shown, and the newest prompt by seed of its
     previews.
     """
-    samples = history.of_kind("sample")
     return replace(
         job,
         view_history=ViewHistory(**run_config.get("past", {})),
-        sampled_prompts={line["seed"]: line["prompt"] for line in samples},
+        sampled_prompts=sampled_prompts(history),
     )
+
+
+def sampled_prompts(history: History) -> dict[int, str]:
+    """Return the newest prompt by seed of a run's previews; lines without a seed are left
+    out.
+    """
+    prompts = {}
+    for line in history.of_kind("sample"):
+        seed = line.get("seed")
+        if isinstance(seed, int):
+            prompts[seed] = line["prompt"]
+    return prompts
 
 
 def count_views(history: History, step: int) -> dict[str, int]:

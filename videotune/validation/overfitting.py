@@ -396,7 +396,7 @@ def turned_first(readings: Sequence[Reading]) -> int:
 def recent_readings(readings: Sequence[Reading]) -> Sequence[Reading]:
     """Return the readings whose trend decides between LEARNING and PLATEAU.
 
-    The first is left out: the fall from step 0 says nothing of how a run goes on.
+    The first is left out: the fall from step 0 does not show whether the run still learns.
     """
     after_first = readings[1:]
     return after_first[-max(MIN_READINGS, ceil(len(readings) / 3)) :]
