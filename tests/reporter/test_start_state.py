@@ -23,7 +23,6 @@ from videotune.reporter.comparison import (
 from videotune.reporter.model_card import model_card
 from videotune.reporter.outcome import verdict
 from videotune.reporter.read import Run, read_run
-from videotune.reporter.sample_findings import likely_copies
 from videotune.runs.start_state import start_state
 from videotune.validation.overfitting import judge, recommend
 
@@ -141,18 +140,6 @@ def test_the_model_card_names_the_lora_it_began_with(tmp_path: Path) -> None:
     begun = model_card(read_run(folder)).text
     assert "(1 is that of the LoRA it began with)" in begun
     assert "(1 is the base model's)" not in begun
-
-
-def test_copies_are_counted_beside_those_before_training() -> None:
-    record = {
-        "kind": "sample_metrics",
-        "step": 2,
-        "replication": {"line": 0.9, "copies": 2, "base_copies": 1},
-        "samples": [{}, {}, {}],
-    }
-    found = likely_copies([record])
-    assert found is not None
-    assert "before training, 1" in found.sentence
 
 
 def opened(*folders: Path) -> list[Run]:

@@ -279,6 +279,27 @@ def test_a_film_becomes_scenes_to_keep_or_remove(
     )
 
 
+def test_scenes_that_appear_out_of_sight_are_told_and_shown(
+    page: Any, home: projects.Project
+) -> None:
+    checked(page)
+    page.set_viewport_size({"width": 390, "height": 420})
+    film = tile(page, "clips/film.mp4")
+    film.locator("p [data-cut]").scroll_into_view_if_needed()
+    page.evaluate("scrollTo(0, document.body.scrollHeight)")
+    film.locator("p [data-cut]").evaluate("button => button.click()")
+    film.wait_for(state="detached")
+
+    told = page.locator(".toast", has_text="3 scenes of film.mp4 were made")
+    told.wait_for()
+    heading = page.locator(".scenes h2")
+    is_in_sight = "part => { const box = part.getBoundingClientRect(); return box.top >= 0 && box.bottom <= innerHeight; }"
+    assert not heading.evaluate(is_in_sight)
+    told.get_by_role("button", name="Show them").click()
+    until(lambda: heading.evaluate(is_in_sight))
+    assert told.count() == 0
+
+
 def test_a_cut_that_fails_loses_nothing_and_says_why(
     page: Any, home: projects.Project
 ) -> None:

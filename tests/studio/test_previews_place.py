@@ -202,6 +202,7 @@ def test_the_samples_that_a_warning_counts_are_all_shown_and_marked(
     )
     of_taken, of_other = place.split("<h3>")[1:]
     figures = re.findall(r"<figure.*?</figure>", of_taken, re.DOTALL)
+    assert "Likely yes: 2 of 3 samples" in of_taken
     assert len(figures) == 5, "previews and samples of the metrics"
     assert ["black" in figures[0], "without motion" in figures[1]] == [True, True]
     assert [">noise<" in figure for figure in figures] == [False] * 5

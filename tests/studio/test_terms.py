@@ -141,7 +141,7 @@ def test_a_bar_says_why_a_training_failed_in_one_sentence(
 def test_a_verdict_names_settings_with_links_and_parts_its_sentences() -> None:
     verdict = {
         "verdict": "OVERFITTING",
-        "reason": "the clips are being copied: a run with a smaller validate_every "
+        "reason": "the training clips are being learned by heart: a run with a smaller validate_every "
         "or <another> learning_rate has more",
         "best": 0.8,
         "best_step": 200,

@@ -344,7 +344,7 @@ def overfitting_run(folder: Path, why: str = "stopped") -> Path:
         "kind": "verdict",
         "step": 120,
         "verdict": "OVERFITTING",
-        "reason": "the clips are being copied",
+        "reason": "the training clips are being learned by heart",
         "best_step": 60,
         "best": 0.8,
         "turned": True,

@@ -15,6 +15,7 @@ from videotune.reporter.read import (
     number,
     points,
 )
+from videotune.reporter.sample_findings import are_clips_alike
 from videotune.runs.start_state import StartState
 from videotune.sampling.picture_faults import describe_faults
 from videotune.text import plain, some
@@ -36,9 +37,6 @@ LIKENESS = {
 }
 """Keys and stroke of each curve of likeness."""
 
-TOO_ALIKE = 0.95
-"""Similarity of unrelated clips above which copies can hardly be recognised."""
-
 
 def metrics(run: Run) -> dict[str, Any]:
     """Return the chapter of the sample metrics."""
@@ -52,9 +50,6 @@ def metrics(run: Run) -> dict[str, Any]:
     latest_row = comparable[-1] if comparable else None
     latest = mapping(latest_row)
 
-    baselines = []
-    for key in ("held_out", "others"):
-        baselines.append(number(at(latest, "replication", key, "p99")) or 0.0)
     nearest = [_measured_sample(run, entry) for entry in items(latest.get("samples"))]
     rows = []
     for record in comparable:
@@ -74,7 +69,7 @@ def metrics(run: Run) -> dict[str, Any]:
             key: number(at(latest, "replication", key))
             for key in ("line", "copies", "base_copies")
         },
-        "too_alike": max(baselines) > TOO_ALIKE,
+        "too_alike": are_clips_alike(latest),
         "charts": _metric_charts(comparable),
         "head": ["step", *METRICS],
         "rows": rows,

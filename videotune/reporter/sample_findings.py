@@ -11,6 +11,9 @@ from videotune.reporter.read import at, items, mapping, number
 from videotune.sampling.picture_faults import remark_at
 from videotune.text import as_argument, counted, plain
 
+TOO_ALIKE = 0.95
+"""Similarity of unrelated clips above which copies can hardly be recognised."""
+
 
 @dataclass(frozen=True)
 class LikelyCopies:
@@ -24,10 +27,32 @@ class LikelyCopies:
 
     samples: int
 
+    are_clips_alike: bool = False
+    """Whether the clips are so alike among themselves that a copy can hardly be told."""
+
     @property
     def are_found(self) -> bool:
         """Whether more samples are likely copies than before training."""
         return self.copies > self.base_copies
+
+    @property
+    def answer(self) -> str:
+        """Whether the samples are copies, as a sentence without the step."""
+        if self.are_clips_alike:
+            return (
+                "It cannot be told from samples: your clips are so alike among "
+                "themselves that a copy would not stand out."
+            )
+        samples = counted(self.samples, "sample")
+        if self.are_found:
+            before = f", before training {plain(self.base_copies)}"
+            return f"Likely yes: {plain(self.copies)} of {samples}{before}."
+        if self.copies:
+            return (
+                f"No sign of it: {plain(self.copies)} of {samples} would count as a "
+                f"likely copy, before training {plain(self.base_copies)}."
+            )
+        return f"No sign of it in {samples}."
 
     @property
     def sentence(self) -> str:
@@ -83,7 +108,21 @@ def likely_copies(
         copies=int(number(replication["copies"]) or 0),
         base_copies=int(number(replication["base_copies"]) or 0),
         samples=len(items(record.get("samples"))),
+        are_clips_alike=are_clips_alike(record),
     )
+
+
+def are_clips_alike(record: Mapping[str, Any]) -> bool:
+    """Return whether clips that have nothing to do with each other are so alike that a
+    copy can hardly be told.
+
+    Args:
+        record: a line of the sample metrics.
+    """
+    baselines = []
+    for part in ("held_out", "others"):
+        baselines.append(number(at(record, "replication", part, "p99")) or 0.0)
+    return max(baselines) > TOO_ALIKE
 
 
 @dataclass(frozen=True)

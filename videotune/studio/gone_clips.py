@@ -15,12 +15,16 @@ routes = APIRouter()
 
 @routes.get("/data/gone")
 def tell_where_it_is(page: CurrentPage, path: str) -> dict[str, str]:
-    """Send where a clip was moved within the project, and a sentence if it is gone."""
+    """Send where a clip was moved within the project, and a sentence if it is gone; with
+    the folder name of its scenes if it was cut.
+    """
     project = page.current_project
     moved_path = _path_in_other_part(project, path)
+    scenes = folder_of_scenes(project, PurePosixPath(path).name)
     return {
         "moved": moved_path,
         "text": "" if moved_path else describe_gone(project, path),
+        "scenes": scenes.name if files_of_scenes(scenes) else "",
     }
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from videotune.reporter.read import Run, at, mapping, number
+from videotune.reporter.sample_findings import LikelyCopies, likely_copies
 from videotune.sampling.picture_faults import (
     describe_faults,
     describe_sound,
@@ -55,6 +56,9 @@ class SampleGroup:
     line: float | None
     """The likeness above which a sample is a likely copy; None if not known."""
 
+    copies: LikelyCopies | None
+    """How many samples are likely copies; None if that was not measured."""
+
 
 def sample_groups(
     home: Path, run: Run, step: int | None, saved_steps: Sequence[int]
@@ -90,9 +94,16 @@ def sample_groups(
                 measured=measured,
                 previews=previews,
                 line=line_by_step.get(shown_step),
+                copies=_copies_at(run, shown_step),
             )
             groups.append(group)
     return groups
+
+
+def _copies_at(run: Run, step: int) -> LikelyCopies | None:
+    """Return how many samples of a step are likely copies; None if not measured."""
+    copies = likely_copies(run.journal, step)
+    return copies if copies is not None and copies.step == step else None
 
 
 def _lines_of_likely_copies(run: Run) -> dict[int, float | None]:

@@ -296,7 +296,7 @@ def _overfitting_reason(readings: Sequence[Reading], best: int, risen: int) -> s
         f"over {num_clips} clips explains and twice in a row, while training clips "
         f"fell from {first['train']['normalised']:.3f} to "
         f"{worst['train']['normalised']:.3f}: "
-        "the clips are being copied"
+        "the training clips are being learned by heart"
     )
 
 

@@ -46,8 +46,20 @@ document.addEventListener("DOMContentLoaded", () => {
   let version = $("data-version")?.dataset.version;
   document.addEventListener("vt:region", () => {
     const now = $("data-version")?.dataset.version;
-    if (now !== version) { version = now; refresh(); renewState(); }
+    if (now !== version) { version = now; refresh().then(tellScenes); renewState(); }
   });
+  // A film that is cut leaves its place in the grid, and its scenes appear above all clips, which may be out of sight.
+  const cutting = new Set();
+  const isInSight = (part) => part.getBoundingClientRect().top < innerHeight && part.getBoundingClientRect().bottom > 0;
+  async function tellScenes() {
+    for (const path of [...cutting].filter((film) => !tileOf(film) && film !== showing)) {
+      cutting.delete(path);
+      const answer = await vt.ask(`${base}/gone?${new URLSearchParams({ path })}`);
+      if (!answer.ok) continue;
+      const { text, scenes } = await answer.json(), part = $(`scenes-${encodeURIComponent(scenes)}`);
+      if (part && !isInSight(part)) vt.toast(text, false, { words: "Show them", show: part.id });
+    }
+  }
   document.addEventListener("htmx:afterSettle", marks);
   tiles.addEventListener("error", (event) => { if (event.target.matches("img")) event.target.classList.add("none"); }, true);
   tiles.addEventListener("load", (event) => { if (event.target.matches("img")) event.target.classList.remove("none"); }, true);
@@ -245,7 +257,7 @@ document.addEventListener("DOMContentLoaded", () => {
     }
     const select = event.target.closest("[data-select]");
     if (select) { all = false; picked.clear(); for (const path of JSON.parse(select.dataset.select)) picked.add(path); marks(); $("picked").scrollIntoView({ block: "nearest" }); }
-    if (event.target.closest("[data-cut]")) vt.post(`${base}/cut`, { path: tile.dataset.path });
+    if (event.target.closest("[data-cut]")) { cutting.add(tile.dataset.path); vt.post(`${base}/cut`, { path: tile.dataset.path }); }
     if (event.target.closest("[data-write]")) (tile.querySelector(".caption") || $("player-text")).focus();
     if (view) {
       const writing = view.closest("#without") !== null;

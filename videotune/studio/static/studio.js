@@ -38,10 +38,11 @@
   }, true);
   document.addEventListener("close", (event) => forget(event.target), true);
 
-  function toastButton(line, { words, post: address, values }) {
+  // A button beside a line sends something, or shows a part of the page.
+  function toastButton(line, { words, post: address, values, show }) {
     const button = document.createElement("button");
     button.type = "button"; button.className = "toast-action"; button.textContent = words;
-    button.onclick = () => { line.remove(); post(address, values); };
+    button.onclick = () => { line.remove(); if (show) $(show)?.scrollIntoView({ block: "start" }); else post(address, values); };
     return button;
   }
   function toast(words, bad, action, fieldName) {
@@ -57,7 +58,7 @@
     if (!bad) for (const old of document.querySelectorAll(".toast.bad")) old.remove();  // what was wrong before has been mended
     if (action) line.append(toastButton(line, action));
     line.append(close); $("toasts").append(line); raise();
-    setTimeout(() => line.remove(), bad ? 15000 : action ? 10000 : 4000);
+    if (!action?.show) setTimeout(() => line.remove(), bad ? 15000 : action ? 10000 : 4000);
   }
   // An open dialog covers everything outside of it, so what has to be seen goes into it.
   function raise() {
