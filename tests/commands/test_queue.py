@@ -519,6 +519,7 @@ def test_a_sweep_trains_each_value_and_compares_them(
     table = printed.out.partition(str(out / "sweep.html"))[0]
     for text in ("learning_rate=0.001", "learning_rate=0.1", "steps done", "minutes"):
         assert text in table
+    assert "no figure shows which run copies less" in " ".join(table.split())
     losses = [steps_of(one)[-1]["loss"] for one in runs]
     assert losses[0] != losses[1]
     page = (out / "sweep.html").read_text()

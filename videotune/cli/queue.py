@@ -11,7 +11,7 @@ import typer
 
 from videotune.cli.options import Arg, AsJson, Opt, Skips, takes_config
 from videotune.cli.queue_stop import interrupts_as_stops
-from videotune.cli.run_table import print_runs
+from videotune.cli.run_table import print_runs, tell_ranking
 from videotune.console import answer, echo, print_table
 from videotune.errors import INTERRUPTED, VideotuneError
 from videotune.queue import entries, worker
@@ -222,7 +222,11 @@ def sweep(
 
 def _print_results(queue: Path) -> None:
     """Print the runs of a queue side by side, those that have begun."""
-    from videotune.reporter.comparison import comparison_table
+    from videotune.reporter.comparison import (
+        comparison_table,
+        doubt_on_errors,
+        order_of_runs,
+    )
     from videotune.reporter.read import read_run
 
     runs = []
@@ -231,6 +235,8 @@ def _print_results(queue: Path) -> None:
             runs.append(read_run(entry.run))
     if runs:
         print_runs(*comparison_table(runs, queue))
+    if len(runs) > 1:
+        tell_ranking(order_of_runs(runs), doubt_on_errors(runs))
 
 
 def _rows(queue: Path) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from videotune.console import print_table
+from videotune.console import print_table, tell
 
 FACTS = {
     "state": "state",
@@ -36,3 +36,21 @@ def print_runs(keys: Sequence[str], runs: Sequence[Mapping[str, Any]]) -> None:
             facts = [state[0] for state in facts]
         rows.append([heading, *facts])
     print_table("runs", ["", *(run["name"] for run in runs)], rows)
+
+
+def tell_ranking(order: str, doubt: str) -> None:
+    """Tell in which order runs were printed, and which of their errors do not compare.
+
+    Args:
+        order: as ``order_of_runs`` returns it; empty without clips kept aside.
+        doubt: as ``doubt_on_errors`` returns it; empty if all compare.
+    """
+    if order:
+        tell(order)
+    else:
+        tell(
+            "No clip is kept aside for checking, so no figure shows which run copies less. The error on training "
+            "clips is a share of that before training: it shows how much a run has learnt."
+        )
+    if doubt:
+        tell(doubt)

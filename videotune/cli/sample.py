@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from videotune import console
 from videotune.cli.options import Arg, Offline, Opt, Sets
-from videotune.cli.run_table import print_runs
+from videotune.cli.run_table import print_runs, tell_ranking
 from videotune.console import doing, tell
 from videotune.errors import VideotuneError
 from videotune.text import counted
@@ -187,15 +187,7 @@ def show_runs(
     comparison = compare_runs(runs, out)
 
     print_runs(comparison.keys, comparison.rows)
-    if comparison.order:
-        tell(comparison.order)
-    else:
-        tell(
-            "No clip is kept aside for checking, so no figure shows which run copies less. The error on training "
-            "clips is a share of that before training: it shows how much a run has learnt."
-        )
-    if comparison.doubt:
-        tell(comparison.doubt)
+    tell_ranking(comparison.order, comparison.doubt)
     if comparison.shared_prompts:
         tell(
             "The page shows the previews of "

@@ -8,6 +8,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
+from videotune.files import size_text
 from videotune.reporter.comfyui import comfyui_steps
 from videotune.reporter.condition_code import condition_code
 from videotune.reporter.conditions import (
@@ -250,7 +251,7 @@ def _export_row(run: Run, entry: Record) -> tuple[Any, ...]:
     size = "not found"
     for file in (run.folder / path, Path(path)):
         if isfile(file):
-            size = f"{getsize(file) / 1e6:.2f} MB"
+            size = size_text(getsize(file))
             break
 
     verified = mapping(entry.get("verified"))

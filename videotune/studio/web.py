@@ -22,6 +22,7 @@ from markupsafe import Markup
 from typing_extensions import TypedDict
 
 from videotune.errors import VideotuneError, printable
+from videotune.files import size_text
 from videotune.queue.jobs import describe_outcome, log_tail
 from videotune.reporter.build import environment, fill
 from videotune.studio.base_model_problem import plain_reason
@@ -183,6 +184,7 @@ TEMPLATES.filters |= {
     "gigabytes": gigabytes,
     "page_words": in_page_words,
     "setting_links": with_setting_links,
+    "size_text": size_text,
     "value_words": with_value_words,
     "q": lambda value: quote(str(value), safe=""),
     "iso": lambda seconds: isoformat(seconds),

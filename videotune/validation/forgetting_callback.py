@@ -23,6 +23,7 @@ from videotune.diffusion.loss import predict_and_target
 from videotune.files import checked, write_whole
 from videotune.job.job import Job
 from videotune.latent_cache.store import own_storage
+from videotune.runs.start_state import start_state
 from videotune.sampling.pipeline import SampleLatents, SampleSettings, draw_samples
 from videotune.trainer.build import plain_batch
 from videotune.trainer.network_pass import tokens_per_sample
@@ -64,11 +65,12 @@ class BaseReading:
 class ForgettingCallback(SamplingCallback):
     """Read the base model before the first step, and the trained one at checkpoints."""
 
-    title = "comparisons with the base model"
     heartbeat_state = "probing"
     failure_prefix = "the reading of what the training cost at step {} failed"
 
     def __init__(self, job: Job, plan: ForgettingPlan, every: int) -> None:
+        start = start_state(job.config.init_from, job.config.training_method)
+        self.title = f"comparisons with {start.name}"
         self.job = job
         self.plan = plan
         self.every = every
