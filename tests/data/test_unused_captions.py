@@ -36,6 +36,8 @@ WITHOUT_CLIP = "captions_without_clip"
             WITHOUT_CLIP,
             "kiten_b.txt (nearly kitten_b)",
         ),
+        ("horse_01.mp4 horse_02.mp4 horse_14.txt", WITHOUT_CLIP, "horse_14.txt"),
+        ("a.mp4 b.mp4 c.mp4 IMG_42.txt", WITHOUT_CLIP, "same name: IMG_42.txt"),
         ("a.mp4 b.mp4 a.txt c.heic c.txt", "unread_media", "first c.heic"),
         ("videos/a.mp4 images/c.avif captions/c.txt", "unread_media", ".avif (1)"),
     ],
@@ -60,7 +62,7 @@ def test_a_caption_that_no_clip_uses_is_reported(
         "videos/a.mp4 captions/a.txt README.txt",
         "one/a.mp4 two/a.mp4 texts/a.txt",
         "a.mp4 a.txt texts/a.txt",
-        "horse_01.mp4 horse_02.mp4 horse_03.mp4 horse_14.txt",
+        "videos/a.mp4 notes/horse.txt",
     ],
 )
 def test_other_text_files_are_not_taken_for_captions(

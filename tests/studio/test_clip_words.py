@@ -302,7 +302,7 @@ def test_a_text_that_is_nearly_named_as_a_clip_becomes_its_caption(
     clips_folder = cats.folder / "clips"
     (clips_folder / "kitten_b.mp4").write_bytes(b"film")
     (clips_folder / "kiten_b.txt").write_text("a kitten\n")
-    note = "1 caption file has no clip of the same name: kiten_b.txt (nearly kitten_b)"
+    note = "1 text file has no clip of the same name: kiten_b.txt (nearly kitten_b)"
     check(cats, {"kitten_b": {"caption": ""}}, [note], ["captions_without_clip"])
     address = f"/p/{cats.name}/data"
     assert "Use kiten_b.txt for kitten_b.mp4" in client.get(address).text
@@ -327,7 +327,7 @@ def test_a_text_file_without_a_clip_is_removed_by_a_button(
     client: Any, cats: projects.Project, names: str
 ) -> None:
     (cats.folder / "clips/notes.txt").write_text("to do\n")
-    note = f"1 caption file has no clip of the same name: {names}"
+    note = f"1 text file has no clip of the same name: {names}"
     check(cats, {"a": {}}, [note], ["captions_without_clip"])
     address = f"/p/{cats.name}/data"
     assert "Remove notes.txt" in client.get(address).text

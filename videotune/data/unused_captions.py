@@ -147,7 +147,7 @@ class UnusedCaptions:
         return [Remark("captions_elsewhere", text)]
 
     def _nameless_notes(self) -> list[str]:
-        """Report what seem to be captions, but have the name of no clip that lacks one."""
+        """Report text files that may be captions, but have the name of no clip."""
         paths = [path for path in self._orphans() if path not in self._elsewhere]
         if not paths:
             return []
@@ -160,44 +160,32 @@ class UnusedCaptions:
         listing = ", ".join(names[:LISTED])
         if len(names) > LISTED:
             listing += f" and {len(names) - LISTED} more"
-        text = f"{counted(len(names), 'caption file')} {has} no clip of the same name: {listing}"
+        text = f"{counted(len(names), 'text file')} {has} no clip of the same name: {listing}"
         return [Remark("captions_without_clip", text)]
 
     def _orphans(self) -> list[str]:
-        """Return text files without a clip that seem to be captions.
+        """Return text files without a clip that may be captions.
 
-        They are in folders called captions, in folders in which another clip has a text
-        file, beside at most as many clips that lack one, or nearly named as a clip that
-        lacks one. Other text files are ignored, and those of a picture or video that is
-        not read, which has a note of its own.
+        They lie beside clips, in folders called captions, or are nearly named as a clip
+        that lacks one. Other text files are ignored, and those of a picture or video that
+        is not read, which has a note of its own.
         """
         unread_media = {
             Path(path).stem
             for path in self.files
             if path.lower().endswith(UNSUPPORTED_SUFFIXES)
         }
-        clips_in_folder: Counter[str] = Counter()
-        captioned_in_folder: Counter[str] = Counter()
-        caption_files = text_files_by_name(self.files, self.caption_suffix)
-        for clip in self.clips:
-            sibling_caption = _sibling_caption(clip, self.caption_suffix)
-            folder = os.path.dirname(sibling_caption)
-            clips_in_folder[folder] += 1
-            captioned_in_folder[folder] += sibling_caption in caption_files
-        orphans_in_folder = Counter(map(os.path.dirname, self._without_clip))
+        folders_of_clips = {os.path.dirname(str(clip.path)) for clip in self.clips}
 
         orphans = []
         for path in sorted(self._without_clip):
             folder = os.path.dirname(path)
-            lacking = clips_in_folder[folder] - captioned_in_folder[folder]
-            is_captioned = captioned_in_folder[folder] > 0
-            is_alike = 1 < lacking <= orphans_in_folder[folder]
             is_captions_folder = "captions" in Path(self._relative(folder)).parts
             is_near = self._near_clip(path) is not None
             name = _stem(path, self.caption_suffix)
             if name.casefold() in NO_CAPTIONS or name in unread_media:
                 continue
-            if is_captioned or is_alike or is_captions_folder or is_near:
+            if folder in folders_of_clips or is_captions_folder or is_near:
                 orphans.append(path)
         return orphans
 
