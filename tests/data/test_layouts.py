@@ -115,12 +115,12 @@ NOTES = [
     (
         "videos/a.mp4 captions/w.txt captions/x.txt captions/y.txt captions/z.txt",
         (),
-        ["4 caption files", "and 1 more"],
+        ["4 text files", "and 1 more"],
     ),
     (
         "a.mp4 a.txt b.mp4 typo.txt few/c.mp4 few/d.mp4 few/e.mp4 few/c.txt few/f.txt",
         (),
-        ["2 caption files", ": few/f.txt, typo.txt"],
+        ["2 text files", ": few/f.txt, typo.txt"],
     ),
     (
         "a.mp4 a.txt b.mp4 b.txt",

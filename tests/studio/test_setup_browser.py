@@ -191,6 +191,38 @@ def test_a_prompt_gets_its_files_by_the_dialog(bench: Bench, page: Any) -> None:
     wait_until(lambda: projects.draft(dogs) == {"samples": left}, 20)
 
 
+def test_prompts_of_a_preset_and_of_another_tab_are_shown_at_once(
+    bench: Bench, page: Any
+) -> None:
+    """A prompt that is typed just then stays."""
+    project = projects.create(bench.root, "Listed", preset="toy")
+    keys = {"samples": ["a cat runs", "a dog sits"]}
+    (bench.root / "presets").mkdir(exist_ok=True)
+    preset = {"preset": "toy", "keys": keys}
+    (bench.root / "presets/two prompts.json").write_text(json.dumps(preset))
+    page.goto(f"{bench.address}/p/listed/setup")
+    texts = page.locator(".prompts textarea")
+    page.locator("#add-prompt").wait_for()
+    assert texts.count() == 0
+
+    page.evaluate("vt.post(`${location.pathname}/preset/use`, { name: 'two prompts' })")
+    texts.nth(1).wait_for()
+    assert [texts.nth(at).input_value() for at in (0, 1)] == keys["samples"]
+
+    texts.nth(0).fill("a cat sleeps")
+    texts.nth(0).press("Tab")
+    wait_until(lambda: projects.draft(project)["samples"][0] == "a cat sleeps", 20)
+    projects.save_draft(project, {"samples": ["a bird"]})
+    texts.nth(1).wait_for(state="detached")
+    assert texts.nth(0).input_value() == "a bird"
+
+    page.locator("#add-prompt").click()
+    texts.nth(1).press_sequentially("a fish")
+    projects.save_draft(project, {"samples": ["a horse"], "steps": 91})
+    page.locator('[id="f-steps"][data-saved="91"]').wait_for()
+    assert texts.nth(1).input_value() == "a fish"
+
+
 def test_what_is_learnt_is_chosen_in_words_and_says_what_a_prompt_takes(
     bench: Bench, page: Any
 ) -> None:

@@ -173,6 +173,37 @@ def test_own_presets_are_saved_used_and_moved_to_the_bin(studio: Studio) -> None
         ).status_code in (400, 422)
 
 
+def test_what_clips_without_a_caption_do_is_decided_by_the_project_alone(
+    studio: Studio,
+) -> None:
+    """Not by a preset, a reset, or another trainer's config that says nothing of it."""
+    studio.set(key="steps", value="33", was="")
+    studio.post("preset/save", name="fast")
+    studio.set(key="missing_caption", value="skip", was="")
+
+    studio.post("preset/use", name="fast")
+    assert studio.draft() == {"steps": 33, "missing_caption": "skip"}
+    studio.post("reset")
+    assert studio.draft() == {"missing_caption": "skip"}
+
+    studio.set(key="steps", value="44", was="")
+    studio.post("preset/save", name="slow")
+    studio.set(key="missing_caption", value="empty", was="skip")
+    studio.post("preset/use", name="slow")
+    assert studio.draft() == {"steps": 44, "missing_caption": "empty"}
+
+    answer_file = studio.project.folder / ".studio" / "imported.json"
+    (answer_file.parent / "theirs").mkdir(parents=True)
+    for config, decided in (
+        ({"steps": 9}, "empty"),
+        ({"missing_caption": "skip"}, "skip"),
+    ):
+        base = {"base_model_name": "Wan-AI/Wan2.2-TI2V-5B-Diffusers"}
+        answer_file.write_text(json.dumps({"config": base | config}))
+        studio.post("apply")
+        assert studio.draft()["missing_caption"] == decided
+
+
 def test_a_config_of_another_trainer_is_applied_only_when_it_is_asked_for(
     studio: Studio,
 ) -> None:

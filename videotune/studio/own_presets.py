@@ -5,6 +5,7 @@ from pathlib import Path
 from videotune.errors import VideotuneError
 from videotune.files import write_json
 from videotune.studio import projects, trash
+from videotune.studio.caption_decisions import without_decisions
 from videotune.studio.projects import Project, draft, inside
 from videotune.studio.records import OwnPreset, read_record
 from videotune.studio.uploads import safe_name
@@ -51,7 +52,9 @@ def save_own_preset(root: Path, project: Project, path: Path) -> None:
             raise VideotuneError(
                 f"the preset {path.stem} already exists: use another name"
             )
-        write_json(path, {"preset": project.preset, "keys": draft(project)})
+        write_json(
+            path, {"preset": project.preset, "keys": without_decisions(draft(project))}
+        )
 
 
 def read_own_preset(path: Path) -> OwnPreset:
@@ -60,7 +63,9 @@ def read_own_preset(path: Path) -> OwnPreset:
     Raises:
         VideotuneError: if it is damaged.
     """
-    return read_record(path, OwnPreset, PRESET_REMEDY)
+    preset = read_record(path, OwnPreset, PRESET_REMEDY)
+    preset["keys"] = without_decisions(preset["keys"])
+    return preset
 
 
 def discard_own_preset(root: Path, path: Path) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 from videotune.config.base_models import starting_keys
 from videotune.config.nested_keys import flatten, unflatten
 from videotune.studio import projects
+from videotune.studio.caption_decisions import with_decisions
 from videotune.studio.form import inherited_values
 from videotune.studio.projects import Project, draft
 from videotune.studio.sound_settings import base_model_of
@@ -24,10 +25,13 @@ def starting_values(project: Project) -> dict[str, Any]:
 
 
 def reset(project: Project) -> None:
-    """Set all settings back to those with which the project's model begins."""
+    """Set all settings back to those with which the project's model begins. What was
+    decided about clips without a caption stays.
+    """
     model = base_model_of({}, inherited_values(project.preset))
     with projects.lock_of(project.folder):
-        projects.save_draft(project, starting_keys(model))
+        keys = with_decisions(project, starting_keys(model))
+        projects.save_draft(project, keys)
     projects.update(project, earlier_values=None)
 
 

@@ -17,6 +17,7 @@ from videotune.studio import (
     plan_server,
     projects,
 )
+from videotune.studio.caption_decisions import with_decisions
 from videotune.studio.form import (
     as_config,
     clip_keys_of,
@@ -83,7 +84,8 @@ def apply_settings(
     keys: Mapping[str, Any],
     sources: Sequence[SourceFacts] = (),
 ) -> None:
-    """Replace the settings of a project.
+    """Replace the settings of a project. What was decided about clips without a caption
+    stays, unless the new settings decide it.
 
     Args:
         page: the request.
@@ -113,7 +115,7 @@ def apply_settings(
     with projects.editing(project) as current:
         if sources:
             facts["sources"] = with_sources(current, sources)
-        projects.save_draft(project, nested_keys)
+        projects.save_draft(project, with_decisions(current, nested_keys))
         projects.update(project, **facts)
 
 

@@ -178,12 +178,19 @@
       else addPrompt(JSON.stringify(one));
     }
   }
-  // What a prompt may be given depends on other settings: the rows are made again unless one of them is typed in.
-  let shownRow = rowHtml();
+  // What a prompt may be given depends on other settings, and a preset or another tab brings other prompts: the rows are made again
+  // unless one of them is typed in or not saved yet.
+  let shownRow = rowHtml(), given = $("prompt-row")?.dataset.prompts;
+  const isUndecided = () => vt.entry("key samples") || $("e-samples").textContent;
+  function inOneForm(text) { try { return JSON.stringify(JSON.parse(text || "[]")); } catch { return JSON.stringify(text.split("\n")); } }
   function renewPrompts() {
-    if (!rowHtml() || rowHtml() === shownRow || $("prompts").contains(document.activeElement)) return;
-    shownRow = rowHtml();
-    fillPrompts(promptsText());
+    if (!rowHtml() || document.activeElement.matches("#prompts textarea") || isUndecided()) return;
+    const fresh = $("prompt-row").dataset, isNewRow = fresh.row !== shownRow, isNew = fresh.prompts !== given;
+    if (!isNewRow && !isNew) return;
+    const text = isNew ? fresh.prompts : promptsText();
+    shownRow = fresh.row; given = fresh.prompts;
+    if (isNew) { $("prompts").dataset.saved = fresh.saved; was.delete("samples"); }
+    if (isNewRow || inOneForm(text) !== inOneForm(promptsText())) fillPrompts(text);
   }
   // conditions: a check box each, with its share of the samples and its latent frames
   const conditions = () => [...document.querySelectorAll("#f-conditions .condition")];
