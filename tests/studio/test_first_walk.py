@@ -31,7 +31,11 @@ from videotune.studio import (
 from videotune.studio.downloads import with_names_of_settings
 from videotune.studio.frame_sizes import trained_sizes, turned_resolution
 from videotune.studio.projects import Project
-from videotune.studio.setting_names import in_page_words, with_value_words
+from videotune.studio.setting_names import (
+    in_page_words,
+    linked_sentence,
+    with_value_words,
+)
 from videotune.studio.setting_values import describe_values
 from videotune.studio.terms import in_studio_terms
 from videotune.studio.web import FormData, PageContext
@@ -228,6 +232,15 @@ def test_what_a_field_takes_is_said_without_signs() -> None:
     assert describe_values("x", "number, > 0") == "a number above 0"
     assert describe_values("x", "list of text, length ≥ 1") == "a list of text"
     assert "height x width" in describe_values("resolution", "")
+
+
+def test_a_message_of_the_plan_leads_to_the_settings_that_it_names() -> None:
+    message = "image: the toy takes <b>. Set first_frame_probability above 0"
+    assert linked_sentence(message, "my cats") == (
+        "Image: the toy takes &lt;b&gt;. Set "
+        '<a href="/p/my%20cats/setup#f-first_frame_probability">“First frame probability”</a> above 0'
+    )
+    assert linked_sentence("max_frames: too large", "a").startswith("<a href=")
 
 
 def test_the_reason_of_no_effect_names_settings_as_the_page_does(

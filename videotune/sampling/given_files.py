@@ -92,9 +92,11 @@ def refuse_given(files: GivenFiles, spec: ModelSpec, config: Config, key: str) -
                 f"{key}: {word}: {spec.title} takes no {word} (it takes {supported})"
             )
         if name not in learnt:
+            how = f"Train with {name} in conditions"
+            if name == "first_frame":
+                how = "Set first_frame_probability above 0"
             raise VideotuneError(
-                f"{key}: {word}: {spec.title} takes it only in a run that learns it. Train with {name} in "
-                "conditions, or leave it out"
+                f"{key}: {word}: {spec.title} takes it only in a run that learns it. {how}, or leave it out"
             )
 
 

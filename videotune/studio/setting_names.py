@@ -9,6 +9,7 @@ from markupsafe import Markup, escape
 
 from videotune.studio.form import Field, fields
 from videotune.studio.terms import in_studio_terms
+from videotune.text import capitalized
 
 
 def with_value_words(text: str) -> str:
@@ -56,6 +57,13 @@ def with_setting_links(text: str, project: str) -> Markup:
 
     # The text is escaped before marks are added to it.
     return Markup(pattern.sub(replace, in_studio_terms(escape(text))))
+
+
+def linked_sentence(text: str, project: str) -> Markup:
+    """Return a message with links to its settings that begins with a capital letter,
+    unless it begins with a setting.
+    """
+    return Markup(capitalized(str(with_setting_links(text, project))))
 
 
 @cache

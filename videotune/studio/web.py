@@ -33,6 +33,7 @@ from videotune.studio.paths import PathRule
 from videotune.studio.projects import Project, find_project, texts
 from videotune.studio.setting_names import (
     in_page_words,
+    linked_sentence,
     with_setting_links,
     with_value_words,
 )
@@ -184,6 +185,7 @@ TEMPLATES.filters |= {
     "gigabytes": gigabytes,
     "page_words": in_page_words,
     "setting_links": with_setting_links,
+    "linked_sentence": linked_sentence,
     "size_text": size_text,
     "value_words": with_value_words,
     "q": lambda value: quote(str(value), safe=""),
