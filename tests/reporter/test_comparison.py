@@ -13,13 +13,12 @@ from videotune.config.data_schema import Dataset
 from videotune.errors import VideotuneError
 from videotune.reporter import outcome
 from videotune.reporter.comparison import (
-    BEST_FIRST,
     comparison_table,
     differences_of_data,
     differing_settings,
-    doubt_on_errors,
     write_comparison,
 )
+from videotune.reporter.ranking import BEST_FIRST, doubt_on_errors
 from videotune.reporter.read import read_run
 
 

@@ -12,16 +12,15 @@ import pytest
 
 from tests.support import reports
 from tests.support.command_line import Printed, run
-from videotune.reporter.comparison import (
-    BEST_FIRST,
-    NOT_RANKED,
-    comparison_table,
-    doubt_on_errors,
-    order_of_runs,
-    write_comparison,
-)
+from videotune.reporter.comparison import comparison_table, write_comparison
 from videotune.reporter.model_card import model_card
 from videotune.reporter.outcome import verdict
+from videotune.reporter.ranking import (
+    BEST_FIRST,
+    NOT_RANKED,
+    doubt_on_errors,
+    order_of_runs,
+)
 from videotune.reporter.read import Run, read_run
 from videotune.runs.start_state import start_state
 from videotune.validation.overfitting import judge, recommend

@@ -540,6 +540,17 @@ def test_leaving_out_agrees_to_skipped_clips(
     assert projects.skip_arguments(project) == ["--allow-skips", "all"]
 
 
+def test_leaving_out_is_taken_back(client: Any, cats: projects.Project) -> None:
+    projects.save_draft(cats, {"steps": 3})
+    client.post(f"{DATA}/leave-out")
+    assert "Ask for their captions again" in client.get(DATA).text
+    assert client.post(f"{DATA}/leave-out", data={"back": "1"}).status_code == 204
+    project = projects.find_project(cats.folder.parent, "my-cats")
+    assert projects.draft(project) == {"steps": 3}
+    assert projects.skip_arguments(project) == []
+    assert "Ask for their captions again" not in client.get(DATA).text
+
+
 def test_stop_ends_only_jobs_of_this_page(client: Any, cats: projects.Project) -> None:
     for kind in ("train", "check", "../x"):
         assert client.post(f"{DATA}/stop", params={"kind": kind}).status_code == 422

@@ -57,6 +57,25 @@ def test_nothing_is_chosen_for_a_new_project(tmp_path: Path, client: Any) -> Non
         assert client.get(f"/p/cats/{name}").status_code == 200
 
 
+def test_the_card_of_the_project_before_is_offered_first(
+    tmp_path: Path, client: Any
+) -> None:
+    chosen = re.compile(r'<option value="([^"]*)" selected>([^<]*)')
+    assert chosen.search(client.get("/").text) is None
+    for card, value, name in (
+        ({"card": "RTX 3060 12GB"}, "RTX 3060 12GB", "RTX 3060 12GB"),
+        ({"card": "other", "vram": "10.5"}, "10.5 GB", "a card of 10.5 GB"),
+        ({"card": "none"}, "10.5 GB", "a card of 10.5 GB"),
+    ):
+        create(client, **card)
+        page = client.get("/").text
+        assert chosen.findall(page)[0] == (value, f"{name} (as in the project before)")
+        assert f"Models that fit {name} come first." in page
+        assert client.get("/models", params={"card": value}).status_code == 200
+    create(client, card="10.5 GB")
+    assert facts(tmp_path, "cats-4") == {"vram": 10.5}
+
+
 def test_card_and_model_are_kept_or_refused_at_once(
     tmp_path: Path, client: Any
 ) -> None:

@@ -237,6 +237,21 @@ def test_a_run_that_has_saved_its_beginning_only_has_no_result(
     assert "Write the files of step 0" not in shown
 
 
+@pytest.mark.parametrize(
+    ("doing", "said"),
+    [
+        ("training", "44 %, 2 min left"),
+        ("measuring", "44 %, measuring the validation loss"),
+        ("loading", "44 %, loading the model"),
+    ],
+)
+def test_the_bar_says_what_a_run_does_between_its_steps(doing: str, said: str) -> None:
+    row = {"kind": "train", "project": "one", "about": "run-1", "share": 0.44}
+    row |= {"title": "One", "loss": 0.5, "left": "2 min", "paused": False, "failed": ""}
+    shown = web.render("status", rows=[row | {"doing": doing}], open_name="one")
+    assert said in visible_text(shown)
+
+
 def test_the_bar_says_what_a_run_does_before_its_first_step() -> None:
     row = {"kind": "train", "project": "one", "about": "run-1", "share": None}
     row |= {"title": "One", "loss": None, "left": "", "paused": False, "failed": ""}

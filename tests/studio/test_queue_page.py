@@ -2,6 +2,7 @@
 is started where it is needed.
 """
 
+import json
 import os
 import time
 from pathlib import Path
@@ -141,6 +142,13 @@ def test_a_sweep_says_whether_a_loss_will_come(
         full_run(cats.folder / "runs" / run)
     shown = client.get("/queue").text
     assert "/p/cats/compare?run=sweep-1.1&amp;run=sweep-1.2" in shown
+    assert "sweep-doubt" not in shown
+
+    check_file = cats.folder / "runs/sweep-1.2/check.json"
+    check = json.loads(check_file.read_text())
+    check["clips"].pop()
+    check_file.write_text(json.dumps(check))
+    assert "Clips were changed between these runs" in client.get("/queue").text
 
 
 def test_the_worker_begins_where_something_waits_has_each_card_and_ends_by_itself(

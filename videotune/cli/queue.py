@@ -222,9 +222,10 @@ def sweep(
 
 def _print_results(queue: Path) -> None:
     """Print the runs of a queue side by side, those that have begun."""
-    from videotune.reporter.comparison import (
-        comparison_table,
+    from videotune.reporter.comparison import comparison_table
+    from videotune.reporter.ranking import (
         doubt_on_errors,
+        doubt_on_found_clips,
         order_of_runs,
     )
     from videotune.reporter.read import read_run
@@ -236,7 +237,8 @@ def _print_results(queue: Path) -> None:
     if runs:
         print_runs(*comparison_table(runs, queue))
     if len(runs) > 1:
-        tell_ranking(order_of_runs(runs), doubt_on_errors(runs))
+        doubts = [doubt_on_errors(runs), doubt_on_found_clips(runs)]
+        tell_ranking(order_of_runs(runs), " ".join(filter(None, doubts)))
 
 
 def _rows(queue: Path) -> list[dict[str, Any]]:

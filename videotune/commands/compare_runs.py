@@ -12,11 +12,10 @@ from typing import Any
 from videotune.errors import VideotuneError
 from videotune.reporter.comparison import (
     comparison_table,
-    doubt_on_errors,
-    order_of_runs,
     shared_previews,
     write_comparison,
 )
+from videotune.reporter.ranking import doubt_on_errors, order_of_runs
 from videotune.reporter.read import read_run, refuse_no_run
 
 PAGE = "comparison.html"

@@ -1,7 +1,6 @@
 """Compare runs: their settings, losses, verdicts and previews, as data and as a page."""
 
 import os
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,11 +8,19 @@ from urllib.parse import quote
 
 from videotune import text
 from videotune.files import write_text
-from videotune.reporter import charts, inventory, outcome
+from videotune.reporter import charts, outcome
 from videotune.reporter.build import render, summary
 from videotune.reporter.previews import MAX_ROWS, link_in, sample_rows
 from videotune.reporter.privacy import shareable
 from videotune.reporter.progress import progress
+from videotune.reporter.ranking import (
+    common_reference,
+    comparable_settings,
+    doubt_on_errors,
+    is_ranked,
+    order_of_runs,
+    ranked_start,
+)
 from videotune.reporter.read import (
     Record,
     Run,
@@ -36,18 +43,6 @@ table, below the previews.
 
 MOST_CHARACTERS_BESIDE = 24
 """Characters of a value in the table of results."""
-
-BEST_FIRST = "The run with the lowest error on clips kept aside comes first."
-"""The order of runs whose errors compare; others keep theirs."""
-
-NOT_RANKED = "The runs are not ranked."
-"""The order of runs whose errors are relative to different models."""
-
-START_SETTINGS = ("base_loras", "init_from")
-"""Settings of weights that a run begins with, beside those of the base model."""
-
-Start = tuple[str, ...]
-"""What a run began with, equal for runs whose errors are relative to the same model."""
 
 STROKES = ("one", "two", "three", "four")
 
@@ -88,7 +83,7 @@ def write_comparison(folders: Sequence[Path], path: Path) -> Path:
         is_short=_fits_beside_results(rows),
         previews=shared_previews(runs, path.parent),
         order=order_of_runs(runs),
-        reference=_common_reference(runs),
+        reference=common_reference(runs),
         doubt=doubt_on_errors(runs),
     )
     write_text(path, contents)
@@ -117,7 +112,7 @@ def _ranked_rows(
     # Before folders lose their parents: two may have the same name.
     keys = differing_settings(runs)
     names = folder_names([run.folder for run in runs])
-    run_settings = [_comparable_settings(run) for run in runs]
+    run_settings = [comparable_settings(run) for run in runs]
     cells_by_key = []
     for key in keys:
         values = [settings.get(key) for settings in run_settings]
@@ -188,7 +183,7 @@ def _preview_cell(
 
 def differing_settings(runs: Sequence[Run]) -> list[str]:
     """Return the dotted names of the settings that differ between runs."""
-    run_settings = [_comparable_settings(run) for run in runs]
+    run_settings = [comparable_settings(run) for run in runs]
     names: dict[str, None] = {}
     for settings in run_settings:
         names |= dict.fromkeys(settings)
@@ -201,24 +196,6 @@ def differing_settings(runs: Sequence[Run]) -> list[str]:
         if name not in LOCATION_SETTINGS and is_chosen and not is_equal:
             differing.append(name)
     return differing
-
-
-def _comparable_settings(run: Run) -> dict[str, Any]:
-    """Return a run's settings by dotted name, each path as the file system resolves it:
-    ``runs/../clips`` is ``clips``.
-    """
-    settings = inventory.flat_settings(run)
-    return {name: _with_real_paths(value) for name, value in settings.items()}
-
-
-def _with_real_paths(value: Any) -> Any:
-    if isinstance(value, str) and Path(value).is_absolute():
-        return os.path.realpath(value)
-    if isinstance(value, list):
-        return [_with_real_paths(entry) for entry in value]
-    if isinstance(value, dict):
-        return {key: _with_real_paths(entry) for key, entry in value.items()}
-    return value
 
 
 def _is_chosen(run: Run, name: str) -> bool:
@@ -256,119 +233,6 @@ def _captions_by_clip(run: Run) -> dict[str, list[Any]]:
     """Return the captions of the clips that a run used, by the clips' ids."""
     used = [clip for clip in run.clips if clip["used"] or clip["held_out"]]
     return {str(clip["id"]): items(clip["captions"]) for clip in used}
-
-
-def _start_of(run: Run) -> Start:
-    """Return what a run began with."""
-    settings = _comparable_settings(run)
-    base_model = sorted(mapping(at(run.config, "base", "fingerprints")).items())
-    weights = [settings.get(name) for name in START_SETTINGS]
-    return tuple(map(repr, (base_model, *weights)))
-
-
-def ranked_start(runs: Sequence[Run]) -> Start | None:
-    """Return what those runs began with that are ranked by their errors: all of them, or
-    else most of them. None if no two runs began alike, or as many otherwise.
-    """
-    counts = Counter(
-        _start_of(run) for run in runs if run.validations and _has_one_reference(run)
-    )
-    if len(counts) == 1:
-        return next(iter(counts))
-    most_common = counts.most_common(2)
-    if not most_common or most_common[0][1] == most_common[1][1]:
-        return None
-    return most_common[0][0]
-
-
-def _has_one_reference(run: Run) -> bool:
-    """Whether the clips kept aside are those that the run began with."""
-    return run.error_reference.changed_at == 0
-
-
-def is_ranked(run: Run, start: Start | None) -> bool:
-    """Whether the errors of a run compare with those of the runs that began with
-    ``start``.
-    """
-    return _has_one_reference(run) and _start_of(run) == start
-
-
-def order_of_runs(runs: Sequence[Run]) -> str:
-    """Return in which order runs are shown; empty if none has measured clips kept aside."""
-    measured = [run for run in runs if run.held_out_losses]
-    if not measured:
-        return ""
-    start = ranked_start(runs)
-    if any(is_ranked(run, start) for run in measured):
-        return BEST_FIRST
-    return NOT_RANKED
-
-
-def _common_reference(runs: Sequence[Run]) -> str:
-    """Return what the errors of all runs are relative to, in words."""
-    references = {run.start.name for run in runs}
-    is_common = len({_start_of(run) for run in runs}) == 1
-    return references.pop() if is_common else "what each run began with"
-
-
-def doubt_on_errors(runs: Sequence[Run]) -> str:
-    """Return why the errors do not compare; empty if they do."""
-    doubts = (_doubt_on_starts(runs), _doubt_on_clips(runs))
-    return " ".join(doubt for doubt in doubts if doubt)
-
-
-def _doubt_on_starts(runs: Sequence[Run]) -> str:
-    """Return which runs have errors that are relative to another model; empty if none
-    has.
-    """
-    measured = [run for run in runs if run.validations]
-    if len({_start_of(run) for run in measured}) < 2:
-        return ""
-
-    start = ranked_start(runs)
-    names = folder_names([run.folder for run in runs])
-    others = [names[run.folder] for run in measured if _start_of(run) != start]
-    if start is None:
-        return (
-            f"{' and '.join(others)} did not begin with the same weights. The errors of each "
-            "are relative to what it began with, so they do not compare."
-        )
-    return (
-        f"{' and '.join(others)} began with other weights than the other runs. The errors of "
-        "each run are relative to what it began with, so these do not compare: what began "
-        "otherwise comes last, and is not in the chart."
-    )
-
-
-def _doubt_on_clips(runs: Sequence[Run]) -> str:
-    """Return why the errors on clips kept aside do not compare; empty if they do."""
-    changed = [run.folder.name for run in runs if not _has_one_reference(run)]
-    if changed:
-        return (
-            f"The clips kept aside of {' and '.join(changed)} have changed in the run: its "
-            "errors are shares of another one than that at step 0. It comes last, and "
-            "is not in the chart."
-        )
-
-    measured = [run for run in runs if run.held_out_losses]
-    aside = [
-        {
-            str(clip["id"]): items(clip["captions"])
-            for clip in run.clips
-            if clip["held_out"]
-        }
-        for run in measured
-    ]
-    if any(captions.keys() != aside[0].keys() for captions in aside):
-        return (
-            "The runs keep other clips aside, so their errors on them do not compare."
-        )
-    if any(captions != aside[0] for captions in aside):
-        return (
-            "The clips kept aside have other captions in these runs, so the errors on them "
-            "compare roughly."
-        )
-    return ""
 
 
 def _fits_beside_results(rows: Sequence[dict[str, Any]]) -> bool:
@@ -488,6 +352,6 @@ def _comparison_chart(runs: Sequence[Run]) -> dict[str, Any] | None:
     return charts.line_chart(
         lines,
         says="error on clips kept aside, relative to "
-        f"{_common_reference(ranked)}: below 1 is better",
+        f"{common_reference(ranked)}: below 1 is better",
         x_label="step",
     )

@@ -35,6 +35,7 @@ from videotune.studio import (
     undo,
     uploads,
 )
+from videotune.studio.caption_decisions import without_decisions
 from videotune.studio.data_notes import DataNotes, notes_of_check
 from videotune.studio.outside_clips import (
     lacks_caption,
@@ -368,13 +369,20 @@ def move(page: CurrentPage, form: PostedForm) -> Response:
 
 
 @routes.post("/data/leave-out")
-def leave_out(page: CurrentPage) -> Response:
-    """Train without the clips that have no caption and without all other skipped clips."""
+def leave_out(page: CurrentPage, form: PostedForm) -> Response:
+    """Train without the clips that have no caption and without all other skipped clips, or
+    take that back.
+    """
     project = page.current_project
+    takes_back = bool(form["back"])
     with projects.lock_of(project.folder):
-        keys = {**projects.draft(project), "missing_caption": "skip"}
+        keys = without_decisions(projects.draft(project))
+        if not takes_back:
+            keys["missing_caption"] = "skip"
         projects.save_draft(project, keys)
-        projects.update(project, allow_skips=True)
+        projects.update(project, allow_skips=not takes_back)
+    if takes_back:
+        return reply("Clips without a caption need one again")
     return reply("Clips without a caption are left out")
 
 

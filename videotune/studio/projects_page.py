@@ -129,7 +129,8 @@ REGIONS: Regions = {"cards": cards, "bin": removed}
 @routes.get("/")
 def show(page: CurrentPage) -> Response:
     """Show all projects."""
-    card = model_choices.chosen_card({})
+    usual_card = {} if gpu.list_gpus() else _latest_card(page.root)
+    card = model_choices.chosen_card(usual_card)
     first = first_model(card)
     families = model_choices.families_for(card, first_preset=first.preset)
 
@@ -140,6 +141,7 @@ def show(page: CurrentPage) -> Response:
         "Projects",
         found=gpu.list_gpus(),
         card=card,
+        usual_card=usual_card,
         card_groups=model_choices.card_groups(),
         families=families,
         has_too_large=model_choices.has_too_large(families, card),
@@ -147,6 +149,18 @@ def show(page: CurrentPage) -> Response:
         chosen="",
         error="",
     )
+
+
+def _latest_card(root: Path) -> dict[str, Any]:
+    """Return the card of the newest project for which a known one was named, as facts;
+    empty if none was.
+    """
+    for project in projects.list_projects(root):
+        card = {key: project.facts.get(key) for key in ("card", "vram")}
+        is_named = any(card.values())
+        if is_named and model_choices.chosen_card(card).gigabytes:
+            return card
+    return {}
 
 
 @routes.post("/create")

@@ -4,7 +4,6 @@ import re
 import time
 import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from threading import RLock
@@ -28,9 +27,14 @@ from videotune.studio.form import fields, set_key
 from videotune.studio.header import QUEUE_FOLDER
 from videotune.studio.licences import refuse_open_licence
 from videotune.studio.projects import Project, inside
-from videotune.studio.records import SweepRecord, read_record
 from videotune.studio.start_questions import ask_before_start
-from videotune.studio.status import best_validation_loss, process_progress, read_live
+from videotune.studio.status import (
+    best_validation_loss,
+    doubt_on_sweep,
+    process_progress,
+    read_live,
+)
+from videotune.studio.sweep_records import read_sweeps
 from videotune.studio.web import (
     CurrentPage,
     PageContext,
@@ -371,7 +375,7 @@ def board(page: PageContext) -> str:
     """Render the entries of all projects, and the sweeps as tables of their runs."""
     ensure_worker(page.root)
     entries = queued.entries(queue_folder(page.root))
-    sweeps, damaged_sweeps = _read_sweeps(page.root)
+    sweeps, damaged_sweeps = read_sweeps(page.root)
     cards = gpu.list_gpus()
     running = [entry for entry in entries if entry.state in ("running", "paused")]
     by_card, elsewhere = run_cards.jobs_by_card(running, cards)
@@ -389,6 +393,7 @@ def board(page: PageContext) -> str:
         },
         life=life,
         best=best_validation_loss,
+        doubt_on_sweep=doubt_on_sweep,
         setting_names={field.key: field.name for field in fields()},
         far=lambda entry: process_progress(read_live(entry.run), entry.job),
         time_left=time_left,
@@ -402,29 +407,6 @@ def _states_by_run(entries: Sequence[QueueEntry]) -> dict[Path, str]:
         if entry.kind == "train" or entry.run not in states:
             states[entry.run] = entry.state
     return states
-
-
-def _read_sweeps(
-    root: Path,
-) -> tuple[dict[Path, Mapping[str, Mapping[str, str]]], dict[Path, str]]:
-    """Return the runs of each sweep, and what is wrong with the damaged ones."""
-    sweeps = {}
-    damaged_sweeps = {}
-    for path in sorted(root.glob("[!.]*/.studio/sweeps/*.json")):
-        try:
-            sweeps[path] = read_record(path, SweepRecord, "remove it")["runs"]
-        except VideotuneError as error:
-            damaged_sweeps[path] = str(error)
-    return sweeps, damaged_sweeps
-
-
-def runs_of_sweeps(project: Project) -> set[str]:
-    """Return the runs of a project's sweeps, as far as their records can be read."""
-    names: set[str] = set()
-    for path in (project.folder / ".studio" / "sweeps").glob("*.json"):
-        with suppress(VideotuneError):  # the page Queue reports the damaged record
-            names.update(read_record(path, SweepRecord, "remove it")["runs"])
-    return names
 
 
 REGIONS: Regions = {"board": board}

@@ -33,7 +33,7 @@ from videotune.studio.data_changes import changes_since
 from videotune.studio.downloads import COMPARISON, download_name
 from videotune.studio.field_errors import FieldError, at_field
 from videotune.studio.projects import find_project, inside, texts
-from videotune.studio.queue_page import run_folder, runs_of_sweeps
+from videotune.studio.queue_page import run_folder
 from videotune.studio.records import Try, read_record
 from videotune.studio.result_files import (
     chosen_comfyui_loras,
@@ -59,6 +59,7 @@ from videotune.studio.settings import read_settings
 from videotune.studio.shown_samples import preview_of, sample_groups
 from videotune.studio.sound_settings import prompt_files
 from videotune.studio.status import read_live
+from videotune.studio.sweep_records import runs_of_sweeps
 from videotune.studio.train_page import checkpoint, refuse_running
 from videotune.studio.web import (
     UNEXPECTED,

@@ -24,12 +24,12 @@ from videotune.studio.failures import open_failure
 from videotune.studio.form import inherited_values
 from videotune.studio.project_plan import plan_answer
 from videotune.studio.projects import Project
-from videotune.studio.queue_page import runs_of_sweeps
 from videotune.studio.run_settings import changed_settings
 from videotune.studio.run_states import BUSY_STATUSES
 from videotune.studio.settings_version import settings_version
 from videotune.studio.stage import Stage, StageState
 from videotune.studio.status import process_progress
+from videotune.studio.sweep_records import runs_of_sweeps
 from videotune.studio.trained_model import trained_model
 from videotune.studio.verdict import plan_verdict
 from videotune.studio.web import PageContext, Regions, render

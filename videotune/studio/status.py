@@ -17,6 +17,7 @@ from typing import Any
 from videotune.errors import VideotuneError
 from videotune.queue.jobs import QueuedJob
 from videotune.reporter.progress import RunProgress, progress
+from videotune.reporter.ranking import doubt_on_found_clips
 from videotune.reporter.read import FILES, Run
 from videotune.runs.run_life import life
 from videotune.runs.schemas import parse_line, read_record
@@ -236,3 +237,20 @@ def best_validation_loss(run: Path) -> float | None:
 def _best_validation_loss(run: Path, journal_size: int) -> float | None:
     curve = read_live(run).held_out_losses
     return min((loss for step, loss in curve if step), default=None)
+
+
+def doubt_on_sweep(runs: Sequence[Path]) -> str:
+    """Return why the runs of a sweep do not differ by their settings alone; empty if they
+    do.
+    """
+    begun = []
+    for run in runs:
+        check = run / "check.json"
+        if check.is_file():
+            begun.append((run, check.stat().st_mtime_ns))
+    return _doubt_on_sweep(tuple(begun))
+
+
+@lru_cache(maxsize=64)
+def _doubt_on_sweep(checks: tuple[tuple[Path, int], ...]) -> str:
+    return doubt_on_found_clips([read_live(run) for run, _ in checks])
