@@ -223,6 +223,27 @@ def test_prompts_of_a_preset_and_of_another_tab_are_shown_at_once(
     assert texts.nth(1).input_value() == "a fish"
 
 
+def test_a_dialog_closes_whose_button_is_gone_before_the_answer(
+    bench: Bench, page: Any
+) -> None:
+    """The stream may show the new preset first; the button "Use" is then no more."""
+    project = projects.create(bench.root, "Late", preset="toy", vram=16.0)
+    page.goto(f"{bench.address}/p/late/setup")
+    page.locator('.preset-card [data-open="presets"]').click()
+    button = page.locator('[aria-label="Use wan 2.1 1.3B LoRA 16GB"]')
+
+    def late(route: Any) -> None:
+        answer = route.fetch()
+        button.wait_for(state="detached")
+        route.fulfill(response=answer)
+
+    page.route("**/setup/fact", late)
+    button.click()
+    page.locator("#presets:not([open])").wait_for(state="attached")
+    preset = projects.find_project(bench.root, project.name).preset
+    assert preset == "wan 2.1 1.3B LoRA 16GB"
+
+
 def test_what_is_learnt_is_chosen_in_words_and_says_what_a_prompt_takes(
     bench: Bench, page: Any
 ) -> None:

@@ -174,8 +174,12 @@
     for (const menu of document.querySelectorAll("details.menu[open]")) { menu.open = false; menu.querySelector("summary").focus(); }
     for (const word of document.querySelectorAll(".help-word[aria-expanded=true]")) word.setAttribute("aria-expanded", "false");
   });
-  document.addEventListener("htmx:afterRequest", (event) => {  // a form in a dialog, or a button that says so, closes it once it is done
-    if (event.detail.successful && event.target.matches("dialog form, dialog [data-closes]")) event.target.closest("dialog").close();
+  // A form in a dialog, or a button that says so, closes it once it is done. Not htmx:afterRequest: it does not arrive if the stream
+  // has replaced the button before the answer comes.
+  document.addEventListener("htmx:beforeRequest", (event) => {
+    if (!event.target.matches("dialog form, dialog [data-closes]")) return;
+    const dialog = event.target.closest("dialog"), { xhr } = event.detail;
+    xhr.addEventListener("load", () => { if (xhr.status < 400) dialog.close(); });
   });
 
   // times in the reader's own zone
