@@ -569,7 +569,7 @@ def test_a_run_that_learns_says_how_to_train_on(
         ),
         (
             {"forgetting": {"budget": 0.01}, "generate": ["video", "sound"]},
-            "Set forgetting.budget higher",
+            "A higher forgetting.budget",
             ("given",),
         ),
     ],

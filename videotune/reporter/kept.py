@@ -97,8 +97,8 @@ def _reason_for_no_plan(run: Run) -> str:
     allowed = "" if budget is None else f" ({budget:g})"
     return (
         "Not measured: the run is too short to read it twice in the share of its time that "
-        f"forgetting.budget allows{allowed}. Set forgetting.budget higher for the next run, "
-        "or train for more steps."
+        f"forgetting.budget allows{allowed}. A higher forgetting.budget measures it in the "
+        "next run."
     )
 
 
