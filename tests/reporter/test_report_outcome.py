@@ -248,7 +248,7 @@ def test_the_verdict_says_when_to_have_stopped_and_which_file_to_use(
     rows = [(one["step"], shown_word(one)) for one in changes]
     assert rows == [
         (20, "cannot be told"),
-        (30, "PLATEAU"),
+        (30, "GETTING WORSE"),
         (40, "OVERFITTING"),
     ], "where the word changes"
     reports.write_file(
@@ -495,8 +495,12 @@ def test_a_figure_of_the_held_out_clips_is_the_same_on_the_whole_page(
             "PLATEAU It has learnt nothing that helps on clips that it was not shown.",
             30,
         ),
-        ((1.0, 0.5, 0.9, 1.5), "PLATEAU It has got worse since step 10.", 10),
-        ((1.0, 1.1, 1.3, 1.5), "PLATEAU It is worse than the base model itself.", 10),
+        ((1.0, 0.5, 0.9, 1.5), "GETTING WORSE It has got worse since step 10.", 10),
+        (
+            (1.0, 1.1, 1.3, 1.5),
+            "GETTING WORSE It is worse than the base model itself.",
+            10,
+        ),
         (
             (1.0, 0.5, 0.9, 0.8, 0.7),
             "It was still learning at step 40, but clips kept aside were better at step 10",

@@ -496,6 +496,12 @@ def test_a_plan_for_another_computer_says_how_to_get_there(
     assert 'href="/p/cats/export"' in place
     path = client.get(SETUP).text.partition('id="next-step"')[2]
     assert "#elsewhere" in path.partition("</a>")[0]
+    assert "not-exported" not in place
+
+    projects.update(cats, sources=[{"path": "/films/farm"}])
+    place = visible_text(region(client).partition('id="elsewhere"')[2])
+    assert "The clips of another folder are not in it: copy /films/farm" in place
+    projects.update(cats, sources=None)
 
     answer["current"] = False
     waiting = region(client)

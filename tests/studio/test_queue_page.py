@@ -4,7 +4,9 @@ is started where it is needed.
 
 import json
 import os
+import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +96,22 @@ def test_other_commands_are_numbered_and_a_run_waits_again_by_new_words(
 def test_a_name_that_is_no_run_is_refused(cats: projects.Project, run: str) -> None:
     with pytest.raises(VideotuneError):
         queue_page.run_folder(cats, run)
+
+
+def test_the_run_that_trains_is_shown_before_those_that_wait_for_it(
+    tmp_path: Path, cats: projects.Project, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_page, "ensure_worker", lambda root: None)
+    queue_page.queue_sweep(tmp_path, cats, {"learning_rate": "1e-4,2e-4,3e-4"})
+    shown = re.compile(r'data-run="([^"]*)"')
+    assert shown.search(client.get("/p/cats/train").text)[1] == "sweep-1.3"
+
+    first, *others = queue_page.project_entries(tmp_path, cats)
+    entries_now = [replace(first, state="running"), *others]
+    monkeypatch.setattr(queue_page, "project_entries", lambda *_, **__: entries_now)
+    assert shown.search(client.get("/p/cats/train").text)[1] == "sweep-1.1"
+    chosen = client.get("/p/cats/train", params={"run": "sweep-1.2"}).text
+    assert shown.search(chosen)[1] == "sweep-1.2"
 
 
 def test_a_sweep_is_a_run_for_each_combination_or_none_at_all(

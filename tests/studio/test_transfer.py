@@ -119,7 +119,7 @@ def test_an_exported_project_is_imported_elsewhere_with_its_runs(
     (cats.folder / "bin" / "old.mp4").write_bytes(MP4)
     projects.save_draft(cats, {"steps": 3, "output_model_destination": "/elsewhere"})
     moved = projects.update(
-        cats, folder=str(cats.folder), sources=[{"path": "/elsewhere"}]
+        cats, folder=str(cats.folder), sources=[{"path": "/elsewhere/farm"}]
     )
     archive = tmp_path / "cats.zip"
     archive.write_bytes(
@@ -131,7 +131,8 @@ def test_an_exported_project_is_imported_elsewhere_with_its_runs(
     rule = PathRule(root, is_restricted=False)
     imported = transfer.import_project(root, archive, rule)
     new = imported.project
-    assert imported.notes == []
+    assert imported.notes == ["the clips of 1 other folder (farm) are not in its file"]
+    assert new.facts["left_sources"] == ["farm"]
     assert new.title == "My cats"
     assert (new.folder / "clips/a.mp4").read_bytes() == MP4
     copied = read_json(new.folder / "runs/run-1/config.json")
@@ -282,6 +283,37 @@ JOURNAL: list[Any] = [
 ]
 
 
+def test_folders_that_an_export_does_not_hold_are_named_until_they_are_decided_on(
+    tmp_path: Path, client: Any
+) -> None:
+    names = ["farm", "more films", "bad\u202ename"]
+    sources = [{"path": f"/films/{name}/"} for name in names]
+    sources.append({"path": "D:\\clips\\winter"})
+    imported = take(tmp_path, {"project.json": FACTS | {"sources": sources}})
+    project = imported.project
+    assert "4 other folders (farm, more films, " in imported.notes[0]
+    address = f"/p/{project.name}/data"
+    page = client.get(address).text
+    notice = page.partition('id="left-sources"')[2].partition("</div>")[0]
+    for name in ("farm", "more films", "winter"):
+        assert name in notice
+    assert "\u202e" not in page
+    assert "Add 4 folders, or train without" in page
+    card = client.get("/").text
+    assert "without the clips of other folders" not in card
+
+    (tmp_path / "elsewhere/farm").mkdir(parents=True)
+    added = {"path": str(tmp_path / "elsewhere/farm")}
+    assert client.post(f"{address}/source", data=added).status_code == 204
+    assert "without the clips of other folders" in client.get("/").text
+    left = projects.find_project(tmp_path, project.name).facts["left_sources"]
+    assert len(left) == 3
+    assert "farm" not in left
+    assert client.post(f"{address}/without-sources").status_code == 204
+    assert "left-sources" not in client.get(address).text
+    assert "left_sources" not in projects.find_project(tmp_path, project.name).facts
+
+
 def test_lines_of_a_journal_are_taken_one_by_one(tmp_path: Path) -> None:
     good = [step_line(1), {"kind": "sample", "step": 1, "prompt": "x", "path": "a.mp4"}]
     lines = [json.dumps(line) for line in [good[0], *JOURNAL, good[1]]]
@@ -297,6 +329,7 @@ REFUSED: list[dict[str, Any]] = [
     {"project.json": '{"title": "\\ud800"}'},
     {"project.json": FACTS | {"vram": "x"}},
     {"project.json": FACTS | {"sources": [1]}},
+    {"project.json": FACTS | {"left_sources": ["a"] * 21}},
     {"project.json": FACTS | {"captioning": "x"}},
     {"project.json": '{"a":' * 100_000},
     {"project.json": [1]},

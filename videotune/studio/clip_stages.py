@@ -16,12 +16,20 @@ from videotune.text import counted
 MISSING = "missing-sources"
 """The part of the page Data on folders that are not there."""
 
+LEFT = "left-sources"
+"""The part of the page Data on folders that an imported project used elsewhere."""
+
 OUTSIDE = "outside"
 """The part of the page Data on clips of other folders that cannot be used."""
 
 
 def clips_stage(project: Project, rows: list[ClipRow]) -> Stage:
     """Return how the clips stand."""
+    if left := project.facts.get("left_sources"):
+        text = f"{counted(len(rows), 'clip')}, {counted(len(left), 'folder')} not in the file"
+        action = f"Add {counted(len(left), 'folder')}, or train without"
+        return Stage("clips", "blocked", text, "data", action, part=LEFT)
+
     sources = project.facts.get("sources", [])
     scene_count = sum(len(names) for _, names in list_films(project))
     if not rows and not sources and not scene_count:

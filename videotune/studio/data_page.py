@@ -27,6 +27,7 @@ from videotune.studio import (
     film_scenes,
     gone_clips,
     header,
+    left_sources,
     media,
     projects,
     sources,
@@ -90,6 +91,7 @@ CLIP_WORDS = {
 routes = APIRouter(prefix="/p/{project}")
 routes.include_router(auto_caption.routes)
 routes.include_router(gone_clips.routes)
+routes.include_router(left_sources.routes)
 routes.include_router(stray_texts.routes)
 routes.include_router(sources.routes)
 

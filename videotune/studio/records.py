@@ -63,6 +63,9 @@ class ProjectFacts(TypedDict, total=False):
     sources: list[SourceFacts]
     """Datasets outside of the project."""
 
+    left_sources: Annotated[list[ShortText], Len(0, 20)]
+    """Names of those that it had on the computer where it was exported."""
+
     captioning: dict[ShortText, Annotated[str, Len(0, 5000)]]
     """The options of the last captioning."""
 

@@ -60,10 +60,21 @@ def _begun_at(folder: Path) -> float:
 
 
 def selected_run(page: PageContext) -> str:
-    """Return the run that the address names, or the newest; empty if there is none."""
+    """Return the run that the address names, or the newest, unless that one waits for
+    another that trains; empty if there is none.
+    """
     names = run_names(page.current_project, page.root)
     if page.query.get("run") in names:
         return page.query["run"]
+
+    states = {
+        entry.run.name: entry.state
+        for entry in queue_page.project_entries(page.root, page.current_project)
+        if entry.kind == "train"
+    }
+    begun = [name for name in names if states.get(name) != "waiting"]
+    if begun and states.get(begun[0]) in RUNNING_STATES:
+        return begun[0]
     return names[0] if names else ""
 
 

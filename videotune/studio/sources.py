@@ -12,6 +12,7 @@ from videotune.data.row_files import ROW_SUFFIXES
 from videotune.errors import VideotuneError
 from videotune.studio import clips, projects
 from videotune.studio.field_errors import at_field
+from videotune.studio.left_sources import without_added
 from videotune.studio.records import SourceFacts
 from videotune.studio.web import CurrentPage, PageContext, PostedForm, reply
 
@@ -40,9 +41,11 @@ def source(page: CurrentPage, form: PostedForm) -> Response:
     with projects.editing(page.current_project) as project:
         sources = project.facts.get("sources", [])
         rows = [row for row in sources if row["path"] != path]
+        left = project.facts.get("left_sources")
         if not form["drop"]:
             rows.append(new_row)
-        projects.update(project, sources=rows)
+            left = without_added(project, path)
+        projects.update(project, sources=rows, left_sources=left)
     return reply(f"{path} is {result}")
 
 

@@ -28,6 +28,7 @@ from videotune.presets.shipped import preset_named
 from videotune.runs.schemas import parse_line
 from videotune.runs.schemas import read_record as read_run_record
 from videotune.studio.form import as_config, clip_keys_of, preset_keys
+from videotune.studio.left_sources import names_of_sources
 from videotune.studio.paths import (
     PathRule,
     names_prompts,
@@ -48,6 +49,7 @@ from videotune.studio.projects import (
 from videotune.studio.records import ProjectFacts, Try
 from videotune.studio.tensor_file import TensorFile
 from videotune.studio.uploads import MAX_FOLDER_DEPTH, content_kind, rejection_reason
+from videotune.text import counted, some
 
 NOT_EXPORTED = ("bin", "jobs", ".studio", ".unpacking")
 """Folders that an export leaves out: the bin, local processes, and what can be
@@ -227,6 +229,14 @@ def _imported_facts(
             facts["preset"] = preset_named(exported["preset"])
     except VideotuneError as error:
         notes.append(f"its preset was left out: {error}")
+
+    left_sources = names_of_sources(exported.get("sources", []))
+    if left_sources:
+        facts["left_sources"] = left_sources
+        folders = counted(len(left_sources), "other folder")
+        notes.append(
+            f"the clips of {folders} ({some(left_sources)}) are not in its file"
+        )
     return facts
 
 

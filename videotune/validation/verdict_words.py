@@ -14,6 +14,10 @@ UNKNOWN = "cannot be told"
 """The word for a PLATEAU that is one only because too little is known."""
 
 
+GETTING_WORSE = "GETTING WORSE"
+"""The word for a PLATEAU at which clips kept aside have risen above their best."""
+
+
 def shown_word(verdict: VerdictLine, changed_at: int = 0) -> str:
     """Return the word for a verdict.
 
@@ -23,6 +27,8 @@ def shown_word(verdict: VerdictLine, changed_at: int = 0) -> str:
     """
     if is_unknown(verdict, changed_at):
         return UNKNOWN
+    if verdict.get("verdict") == PLATEAU and verdict.get("turned"):
+        return GETTING_WORSE
     return str(verdict.get("verdict") or "none")
 
 
