@@ -540,6 +540,23 @@ def test_leaving_out_agrees_to_skipped_clips(
     assert projects.skip_arguments(project) == ["--allow-skips", "all"]
 
 
+def test_a_browser_keeps_a_picture_only_under_the_version_of_its_file(
+    client: Any, cats: projects.Project
+) -> None:
+    """A run that trains on from an earlier step writes its previews anew."""
+    address = "/p/my-cats/poster"
+    clip = cats.folder / "clips/a.mp4"
+    write_clip(clip, np.zeros((4, 32, 32, 3), np.uint8), 8)
+    dark = client.get(address, params={"path": "clips/a.mp4"})
+    assert dark.headers["Cache-Control"] == "private, no-cache"
+    versioned = client.get(address, params={"path": "clips/a.mp4", "v": "1"})
+    assert versioned.headers["Cache-Control"] == "private, max-age=86400"
+
+    write_clip(clip, np.full((4, 32, 32, 3), 200, np.uint8), 8)
+    bright = client.get(address, params={"path": "clips/a.mp4"})
+    assert bright.content != dark.content
+
+
 def test_leaving_out_is_taken_back(client: Any, cats: projects.Project) -> None:
     projects.save_draft(cats, {"steps": 3})
     client.post(f"{DATA}/leave-out")

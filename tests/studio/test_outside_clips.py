@@ -191,3 +191,19 @@ def test_other_folders_are_checked_again_by_a_button(
     assert client.post(f"{DATA}/check").status_code == 204
     wait_until(lambda: len(clips.table(cats).rows) == 1)
     assert plan_question(cats, "plan") != question, "a plan of other clips"
+
+
+def test_an_edit_of_captions_says_which_it_does_not_change(
+    client: Any, cats: Project, capsys: Printed
+) -> None:
+    """Those of other folders are read, and stay as they are."""
+    write_clip(cats.folder / "clips/own.mp4", noise(30))
+    (cats.folder / "clips/own.txt").write_text("a cat\n")
+    check(cats, capsys)
+    words = {"how": "add", "word": "ohwx", "all": "1"}
+    shown = visible_text(client.get(f"{DATA}/captions", params=words).text)
+    assert "1 caption will change" in shown
+    assert "1 caption of other folders or lists stays as it is" in shown
+    words |= {"how": "replace", "word": "dog", "to": "cat"}
+    shown = client.get(f"{DATA}/captions", params=words).text
+    assert "edit-fixed" not in shown, "it would change none of them"

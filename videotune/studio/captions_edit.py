@@ -4,7 +4,8 @@ undone.
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from videotune.data.captions import split_variants, with_trigger
@@ -130,57 +131,65 @@ def record_changes(
     )
 
 
-def planned_changes(
+@dataclass(frozen=True)
+class PlannedEdit:
+    """What an edit of captions would change."""
+
+    texts: dict[str, str]
+    """The new text of each clip whose caption changes."""
+
+    hidden: int
+    """Clips kept aside that the filter does not show and that it would change, too."""
+
+    fixed: int
+    """Clips that it would change if their captions were not in other folders or lists."""
+
+
+def plan_edit(
     project: Project, edit: Mapping[str, str], paths: list[str]
-) -> dict[str, str]:
-    """Return the captions that an edit of all of them would change, with their new
-    text.
+) -> PlannedEdit:
+    """Return what an edit of the shown clips would change.
 
     Args:
         project: the project.
         edit: the edit. ``how`` is "add" or "remove" (a trigger word) or "replace";
             ``word`` is the word; ``to`` its replacement; ``case`` whether upper and
-            lower case differ.
+            lower case differ. ``all`` says that it is for all clips of the filter,
+            ``with-aside`` that it is for those kept aside, too.
         paths: paths of the clips.
     """
     rows = clips.table(project).rows
-    text_by_path = {}
-    for path in paths:
-        row = clips.find_clip(rows, path)
-        if row["caption_fixed"]:
-            continue
+    texts = _edited_texts(edit, [clips.find_clip(rows, path) for path in paths])
+
+    # Without "all" the user has chosen these clips one by one.
+    hidden_rows = []
+    if edit["all"]:
+        shown_paths = set(paths)
+        hidden_rows = [
+            row
+            for path, row in rows.items()
+            if is_aside(row) and path not in shown_paths
+        ]
+    hidden_texts = _edited_texts(edit, hidden_rows)
+    if edit["with-aside"]:
+        texts |= hidden_texts
+
+    is_fixed = {path: bool(rows[path]["caption_fixed"]) for path in texts}
+    return PlannedEdit(
+        texts={path: text for path, text in texts.items() if not is_fixed[path]},
+        hidden=sum(not rows[path]["caption_fixed"] for path in hidden_texts),
+        fixed=sum(is_fixed.values()),
+    )
+
+
+def _edited_texts(edit: Mapping[str, str], rows: Sequence[ClipRow]) -> dict[str, str]:
+    """Return the new text of each clip whose caption an edit would change."""
+    texts = {}
+    for row in rows:
         text = _edited(row["caption"], edit)
         if text.strip() and text != row["caption"]:
-            text_by_path[path] = text
-    return text_by_path
-
-
-def plan_edit(
-    project: Project, edit: Mapping[str, str], paths: list[str]
-) -> tuple[dict[str, str], int]:
-    """Return the captions that an edit of the shown clips changes, and how many of clips
-    that are kept aside and not shown it would change.
-
-    Args:
-        project: the project.
-        edit: the edit, as for ``planned_changes``. ``all`` says that it is for all clips
-            of the filter, ``with-aside`` that it is for those kept aside, too.
-        paths: paths of the clips.
-    """
-    text_by_path = planned_changes(project, edit, paths)
-    if not edit["all"]:
-        return text_by_path, 0  # the user chose these clips one by one
-
-    shown_paths = set(paths)
-    hidden_paths = [
-        path
-        for path, row in clips.table(project).rows.items()
-        if is_aside(row) and path not in shown_paths
-    ]
-    hidden_text_by_path = planned_changes(project, edit, hidden_paths)
-    if edit["with-aside"]:
-        text_by_path |= hidden_text_by_path
-    return text_by_path, len(hidden_text_by_path)
+            texts[row["path"]] = text
+    return texts
 
 
 def _edited(text: str, edit: Mapping[str, str]) -> str:

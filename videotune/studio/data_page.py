@@ -234,15 +234,16 @@ def sound(page: CurrentPage, path: str) -> Response:
 
 @routes.get("/poster")
 def poster(page: CurrentPage, path: str) -> Response:
-    """Send a picture of a clip; an empty one if none can be decoded."""
+    """Send a picture of a clip; an empty one if none can be decoded.
+
+    A browser may keep it if the address has the version of the clip.
+    """
     picture = media.poster(_media_path(page, path), _media_cache(page))
     if picture is None:
         return Response(NO_PICTURE, media_type="image/svg+xml", headers=NOT_CACHED)
-    return FileResponse(
-        picture,
-        media_type="image/jpeg",
-        headers={"Cache-Control": "private, max-age=86400"},
-    )
+    keeping = "max-age=86400" if page.query["v"] else "no-cache"
+    headers = {"Cache-Control": f"private, {keeping}"}
+    return FileResponse(picture, media_type="image/jpeg", headers=headers)
 
 
 def _media_cache(page: PageContext) -> Path:
@@ -301,11 +302,9 @@ def preview(page: CurrentPage) -> Response:
     project = page.current_project
     form = page.query
     paths = _selected_paths(page, form)
-    text_by_path, hidden = captions_edit.plan_edit(project, form, paths)
+    planned = captions_edit.plan_edit(project, form, paths)
     rows = clips.table(project).rows
-    return fragment(
-        render("data_preview", texts=text_by_path, rows=rows, hidden=hidden, edit=form)
-    )
+    return fragment(render("data_preview", planned=planned, rows=rows, edit=form))
 
 
 @routes.post("/data/captions")
@@ -315,7 +314,7 @@ def change_captions(page: CurrentPage, form: PostedForm) -> Response:
     by = "replace" if form["how"] == "replace" else "trigger word"
     with projects.lock_of(project.folder):
         paths = _selected_paths(page, form)
-        text_by_path, _ = captions_edit.plan_edit(project, form, paths)
+        text_by_path = captions_edit.plan_edit(project, form, paths).texts
         batch = captions_edit.change(project, text_by_path, by)
     message = f"{counted(len(text_by_path), 'caption')} changed"
     return reply(message, action=_undo_action(page, batch))
