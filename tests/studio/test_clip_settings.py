@@ -53,7 +53,8 @@ def test_settings_of_clips_are_those_of_the_projects_datasets(
     page = client.get(SETUP).text
     assert 'data-key="datasets.flip" data-saved="safe"' in page
 
-    # The validation clips have those that make sense for them; other datasets none.
+    # The validation clips have those that make sense for them, and other datasets those
+    # that are not on how the files of the project are read.
     (cats.folder / "held-out").mkdir()
     write_clip(cats.folder / "held-out/b.mp4", noise(9, 32, 32, seed=3), 24)
     source = {"path": "user/other", "kind": "train"}
@@ -61,7 +62,21 @@ def test_settings_of_clips_are_those_of_the_projects_datasets(
     own = {"path": str(cats.folder / "clips"), **keys}
     shared = {key: value for key, value in keys.items() if key != "flip"}
     held_out = {"path": str(cats.folder / "held-out"), "kind": "validation", **shared}
-    assert projects.datasets(cats) == [own, held_out, source]
+    other = {"path": "user/other", "kind": "train", "caption_prefix": "photo of"}
+    assert projects.datasets(cats) == [own, held_out, other | {"flip": "safe"}]
+    cats = projects.update(
+        cats,
+        sources=[
+            {"path": "user/aside", "kind": "validation"},
+            {"path": "user/prior", "kind": "regularization"},
+            source | {"settings": {"caption_prefix": "film of"}},
+        ],
+    )
+    assert projects.datasets(cats)[2:] == [
+        {"path": "user/aside", "kind": "validation", "caption_prefix": "photo of"},
+        {"path": "user/prior", "kind": "regularization"},
+        other | {"flip": "safe", "caption_prefix": "film of"},
+    ]
 
     # They hold for other datasets if the project has no clips of its own.
     alone = projects.create(cats.folder.parent, "Alone", preset="toy")

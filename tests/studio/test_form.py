@@ -14,6 +14,7 @@ from videotune.config.nested_keys import merge
 from videotune.config.schema import leaves
 from videotune.errors import VideotuneError
 from videotune.studio import field_kinds, form, projects
+from videotune.studio.clip_keys import CLIP_KEYS
 
 WITH_SOUND = "ltx 2.3 LoRA 24GB"
 """A preset of a model that makes sound."""
@@ -21,7 +22,7 @@ WITH_SOUND = "ltx 2.3 LoRA 24GB"
 
 def test_every_key_of_the_config_has_a_field() -> None:
     own = {key for key in leaves() if not key.startswith("datasets.")}
-    own |= {f"datasets.{key}" for key in projects.CLIP_KEYS}
+    own |= {f"datasets.{key}" for key in CLIP_KEYS}
     assert {field.key for field in form.fields()} == own - set(form.MANAGED_KEYS)
     assert all(field.help and field.values and field.default for field in form.fields())
 

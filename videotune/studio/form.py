@@ -22,8 +22,9 @@ from videotune.data.clip_file import CAPTION_SUFFIXES
 from videotune.data.clip_sizes import parse_size
 from videotune.errors import VideotuneError
 from videotune.presets.shipped import read_preset
+from videotune.studio.clip_keys import CLIP_KEYS
 from videotune.studio.field_kinds import SUGGESTIONS, UNUSED_WHEN_EMPTY
-from videotune.studio.projects import CLIP_KEYS, CLIPS, MANAGED_KEYS, texts
+from videotune.studio.projects import CLIPS, MANAGED_KEYS, texts
 from videotune.text import without_thousands_marks
 
 WidgetKind = Literal["choice", "switch", "whole", "number", "text", "json"]

@@ -15,8 +15,9 @@ from typing import Any
 from videotune.config.data_schema import Dataset
 from videotune.data.clip_file import CAPTION_SUFFIXES
 from videotune.errors import VideotuneError
+from videotune.studio.clip_keys import CLIP_KEYS
 from videotune.studio.paths import names_object_store
-from videotune.studio.projects import CLIP_KEYS, CLIPS, Project, has_visible_files
+from videotune.studio.projects import CLIPS, Project, has_visible_files
 from videotune.studio.records import SourceFacts
 from videotune.studio.sources import checked_source
 from videotune.studio.web import PageContext

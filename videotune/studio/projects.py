@@ -19,7 +19,7 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from videotune.config.base_models import starting_keys
-from videotune.config.data_schema import READ_ALIKE, Dataset
+from videotune.config.data_schema import Dataset
 from videotune.data.clip_file import CAPTION_SUFFIX, CAPTION_SUFFIXES
 from videotune.errors import VideotuneError
 from videotune.files import (
@@ -30,6 +30,11 @@ from videotune.files import (
     write_json,
 )
 from videotune.presets.shipped import read_preset
+from videotune.studio.clip_keys import (
+    CLIP_KEYS,
+    VALIDATION_CLIP_KEYS,
+    keys_of_source,
+)
 from videotune.studio.project_names import clean_title, free_folder, free_title
 from videotune.studio.records import ProjectFacts, read_record
 
@@ -53,32 +58,6 @@ ORIGINALS = "originals"
 
 MANAGED_KEYS = ("cache_dir", "output_model_destination")
 """Config keys that the studio sets itself, so that files go into the project."""
-
-CLIP_KEYS = (
-    "trigger",
-    "caption_prefix",
-    "caption_suffix",
-    "caption_shuffle",
-    "caption_tag_dropout",
-    "caption_keep_tokens",
-    "caption_separator",
-    "caption_wildcards",
-    "caption_variants",
-    "caption_weights",
-    "caption_dropout",
-    "caption_extension",
-    "file_column",
-    "caption_column",
-    "flip",
-    "max_clips",
-    "frame_folder_fps",
-)
-"""Keys of a dataset that the user may set for the clips of a project. They are in its
-settings as ``datasets.KEY``.
-"""
-
-VALIDATION_CLIP_KEYS = tuple(key for key in CLIP_KEYS if key in READ_ALIKE)
-"""Those that hold for the validation clips too."""
 
 NEUTRAL_PRESET = "toy"
 """Preset with which clips are checked while no model is chosen; what it says of its own
@@ -382,8 +361,9 @@ def datasets(
     """Return the datasets of the project: its clips, then other folders and Hub
     datasets.
 
-    The settings of clips hold for the project's own clips; if it has none, for its other
-    datasets, except for those that a dataset has itself.
+    The settings of clips hold for all datasets, except for those that a dataset has
+    itself, and for regularization. How files are read holds for the project's own clips; if
+    it has none, for its other datasets.
 
     Args:
         project: the project.
@@ -404,8 +384,7 @@ def datasets(
     for source in project.facts.get("sources", []):
         kind = source.get("kind", "train")
         row = {key: value for key, value in source.items() if key != "settings"}
-        if not has_clips and kind != "regularization":
-            row |= clip_keys if kind == "train" else shared_keys
+        row |= keys_of_source(clip_keys, kind, is_only_place=not has_clips)
         rows.append({**row, **source.get("settings", {})})
     return rows
 
