@@ -108,7 +108,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     clips = project.folder / "clips"
     for seed, name in enumerate(
-        ("cat", "dog", "a bird with a very long name of its own")
+        ("cat", "dog", "a_bird_with_a_very_long_name_of_its_own")
     ):
         write_clip(clips / f"{name}.mp4", moving_disc(seed), 12)
     (clips / "cat.txt").write_text("a cat that runs through the high grass " * 6)

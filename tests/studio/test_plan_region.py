@@ -631,6 +631,24 @@ def test_that_nothing_is_kept_aside_is_said_once_and_in_sight(
     assert "aside=1#aside-how" in shown.partition("No clip is kept aside")[2]
 
 
+def test_no_button_is_named_that_clips_of_other_folders_lack(
+    client: Any, cats: projects.Project, answer: dict[str, Any]
+) -> None:
+    note = (
+        "no clip is kept aside for checking: 1 source video, 20 are needed. Add clips, or "
+        "put 2 or more into a folder of their own: --held-out FOLDER"
+    )
+    plan = PLAN | {"notes": [note], "note_codes": ["none_held_out"]}
+    answer.update({"plan": plan, "current": True, "measuring": False})
+    assert "choose “Keep aside” for 2 or more" in region(client)
+    for clip in cats.folder.glob("clips/*"):
+        clip.unlink()
+    projects.update(cats, sources=[{"path": str(cats.folder)}])
+    shown = region(client)
+    assert "Keep aside" not in shown
+    assert "add a folder of 2 or more for checking only" in shown
+
+
 def test_the_plan_names_the_dtype_in_which_weights_are_kept(
     client: Any, cats: projects.Project, answer: dict[str, Any]
 ) -> None:

@@ -148,3 +148,13 @@ def in_studio_terms(text: str) -> str:
     for pattern, replacement in _RULES_COMPILED:
         text = pattern.sub(replacement, text)
     return _OPTION.sub(lambda match: match[1].replace("-", " "), text)
+
+
+def of_other_folders(text: str) -> str:
+    """Return a message in the studio's terms for a project whose clips are all in other
+    folders: their tiles have no buttons.
+    """
+    return text.replace(
+        "choose “Keep aside” for 2 or more",
+        "add a folder of 2 or more for checking only",
+    )

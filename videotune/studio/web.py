@@ -37,7 +37,7 @@ from videotune.studio.setting_names import (
     with_setting_links,
     with_value_words,
 )
-from videotune.studio.terms import in_studio_terms
+from videotune.studio.terms import in_studio_terms, of_other_folders
 from videotune.text import capitalized, without_thousands_marks
 
 STATIC = Path(__file__).parent / "static"
@@ -180,6 +180,7 @@ TEMPLATES.globals |= {
 }
 TEMPLATES.filters |= {
     "terms": in_studio_terms,
+    "of_other_folders": of_other_folders,
     "capitalized": capitalized,
     "plain_reason": plain_reason,
     "gigabytes": gigabytes,
