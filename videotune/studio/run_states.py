@@ -60,22 +60,13 @@ def _begun_at(folder: Path) -> float:
 
 
 def selected_run(page: PageContext) -> str:
-    """Return the run that the address names, or the newest, unless that one waits for
-    another that trains; empty if there is none.
+    """Return the run that the address names, or the one to follow; empty if there is
+    none.
     """
     names = run_names(page.current_project, page.root)
     if page.query.get("run") in names:
         return page.query["run"]
-
-    states = {
-        entry.run.name: entry.state
-        for entry in queue_page.project_entries(page.root, page.current_project)
-        if entry.kind == "train"
-    }
-    begun = [name for name in names if states.get(name) != "waiting"]
-    if begun and states.get(begun[0]) in RUNNING_STATES:
-        return begun[0]
-    return names[0] if names else ""
+    return run_to_follow(page, names) if names else ""
 
 
 def run_status(run: Run, entry: QueueEntry | None, job: QueuedJob | None) -> str:
@@ -165,7 +156,18 @@ def run_state(
 
 
 def run_to_follow(page: PageContext, names: Sequence[str]) -> str:
-    """Return the newest run; one that trains, if the newest ones only wait."""
+    """Return the run that trains, or else the newest."""
+    entries = queue_page.project_entries(page.root, page.current_project)
+    training = {
+        entry.run.name
+        for entry in entries
+        if entry.kind == "train" and entry.state in RUNNING_STATES
+    }
+    for name in names:
+        if name in training:
+            return name
+
+    # A run that was started in a terminal has no entry.
     for name in names:
         code = run_state(page, name)[3]
         if code != "queued":
