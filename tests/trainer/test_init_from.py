@@ -1,5 +1,6 @@
 """A run that begins with the weights of another one has its ΔW, of every kind and rank."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from tests.support.trainers import Lab, overrides_of, run_steps, trainer_of
@@ -17,16 +19,19 @@ from videotune.config.sections import Lora
 from videotune.errors import VideotuneError
 from videotune.job.overrides import resolve_config
 from videotune.runs.checkpoint import pick
+from videotune.trainer.export import export_run
 from videotune.trainer.init_from import (
     check_kind,
     check_source,
     init_from,
     is_adapter,
     put_adapter,
+    put_rows,
     read_adapter,
     refuse_shapes,
 )
 from videotune.trainer.saving import save
+from videotune.trainer.text_encoders import text_size
 from videotune.trainer.trainer import Trainer
 
 SOURCE = Path("source")
@@ -250,3 +255,72 @@ def test_a_source_is_checked_before_any_work(
     with pytest.raises(VideotuneError):
         check(config.model_copy(update={"training_method": "EMBEDDING"}))
     check_source(pick(first.run, 1).folder, first.family, config)
+
+
+def embedding_of(lab: Lab, token: str, vectors: int) -> Trainer:
+    """A run that trains a new token's rows."""
+    knobs = {
+        "steps": 1,
+        "training_method": "EMBEDDING",
+        "embedding.token": token,
+        "embedding.vectors": vectors,
+    }
+    return trainer_of(lab, knobs)
+
+
+def test_rows_begin_as_those_of_a_file_or_a_checkpoint(
+    lab: Lab, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The new run's token may be another word; number and width must be the same."""
+    earlier = embedding_of(lab, "<first>", 2)
+    for parameter in earlier.parameters.values():
+        parameter.data.normal_()
+    save(earlier, 1, thread=False)
+    earlier.journal.close()
+    run, family, resolved = earlier.run, earlier.family, earlier.job.resolved
+    (exported,) = export_run(
+        run, family, earlier.result, 1, resolved, ["diffusers"], tmp_path
+    )
+    with safe_open(exported.path, "pt") as file:
+        facts = json.loads(file.metadata()["videotune"])
+    assert facts["vectors"] == 2
+    assert facts["use"] == exported.use
+
+    for source in (pick(run, 1).folder, exported.path):
+        again = embedding_of(lab, "<second>", 2)
+        init_from(source, again.family, again.pool, again.job.config)
+        for name, parameter in earlier.parameters.items():
+            assert torch.equal(again.parameters[name], parameter)
+        assert f"{source} (2 rows)" in "".join(capsys.readouterr())
+
+        longer = embedding_of(lab, "<second>", 3)
+        with pytest.raises(
+            VideotuneError, match=r"2 rows .* Set embedding\.vectors to 2"
+        ):
+            init_from(source, longer.family, longer.pool, longer.job.config)
+        again.journal.close()
+        longer.journal.close()
+        (name,) = longer.parameters
+        renamed = {"embedding.other": longer.parameters[name]}
+        with pytest.raises(VideotuneError, match="does not have the rows"):
+            put_rows(source, longer.family, renamed)
+
+
+@pytest.mark.parametrize("method", ["EMBEDDING", "FINE_TUNE"])
+def test_what_would_train_of_text_encoders_is_counted_without_loading_them(
+    method: str, lab: Lab
+) -> None:
+    if method == "EMBEDDING":
+        trainer = embedding_of(lab, "<new>", 3)
+    else:
+        text = {
+            "text_encoder.train": True,
+            "text_encoder.layers": [r"encoder\.block\.0"],
+        }
+        knobs = {"training_method": method, "transformer.train": False, "steps": 1}
+        trainer = trainer_of(lab, knobs | text)
+    trainer.journal.close()
+    modules, numbers = text_size(trainer.family, trainer.job.config)
+    assert numbers == sum(p.numel() for p in trainer.parameters.values()) > 0
+    paths = {name.rpartition(".")[0] for name in trainer.parameters}
+    assert modules == len(paths) > 0
