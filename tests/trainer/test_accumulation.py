@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.trainer.test_step import CPU, Setup
 from videotune.adapters.layers import LiveText
@@ -303,3 +303,19 @@ def test_samples_of_prior_preservation_are_none_of_a_guided_base_s(
     for others in (errors(plain, ()), errors(plain, (0,))):
         assert abs(float(only_guided[1] - others[1])) > 1e-4
     assert abs(float(only_guided[0] - both[0])) > 1e-4
+
+
+def test_norms_are_kept_on_the_device_of_their_gradients() -> None:
+    """So that none waits for it; those of weights on the host are there."""
+    meta = torch.device("meta")
+    norms = GradientNorms(lambda step: step == 1, 2, meta)
+    parameters = [nn.Parameter(torch.zeros(3, device=meta)) for _ in range(2)]
+    for parameter in parameters:
+        parameter.grad = torch.ones(3, device=meta)
+    norms.keep(1, parameters, None)
+    on_host = nn.Parameter(torch.zeros(4))
+    on_host.grad = torch.ones(4)
+    norms.keep(1, [*parameters[:1], on_host], None)
+    kept = norms._norms_by_device["cpu"]
+    assert kept.tolist() == [0.0, 2.0]
+    assert norms._norms_by_device["meta"].device == meta

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support.thread_processes import in_threads
 from tests.support.trainers import Lab, job_of
@@ -105,6 +106,23 @@ def test_a_machine_with_a_folder_of_its_own_encodes_all_of_it(
     for again in filled_by(2, lab, lambda dist: lab.tmp / str(dist.rank), {}):
         assert again.encoded == 0
     assert "encoded" not in "".join(capsys.readouterr())
+
+
+def test_an_entry_of_another_size_is_encoded_again(
+    lab: Lab, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As one that another model's cache has brought."""
+    (alone,) = filled_by(1, lab, lambda dist: lab.cache, {})
+    name = next(name for name in alone.store.names() if name[0] == "latents")
+    alone.store.drop([name])
+    with alone.store.write_lock():
+        alone.store.put(*name, {"mean": torch.zeros(1, 1, 1, 1)}, {})
+    capsys.readouterr()
+    (again,) = filled_by(1, lab, lambda dist: lab.cache, {})
+    assert again.encoded == 1
+    text = "".join(capsys.readouterr())
+    assert text.count("note: ") == 1
+    assert "0 captions and 1 window" in text
 
 
 def test_masks_without_effect_are_those_of_both(
