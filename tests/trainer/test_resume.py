@@ -9,18 +9,20 @@ from typing import Any
 
 import pytest
 
-from tests.support.run_results import steps_of
+from tests.support.run_results import of_kind, steps_of
 from tests.support.trainers import Lab, overrides_of, trainer_of
 from videotune.config.config_changes import Change
 from videotune.errors import VideotuneError
 from videotune.files import digest
 from videotune.job.job import Job
 from videotune.job.overrides import Overrides
+from videotune.planner.plan import make_plan
 from videotune.runs.journal import History
 from videotune.runs.rollback import RUN_RECORDS, kept_before, record_paths_at
 from videotune.runs.run_dir import SCHEDULER, read_run_config, versions
 from videotune.trainer.loop import train_loop
 from videotune.trainer.progress import announce
+from videotune.trainer.restoring import restore
 from videotune.trainer.resume import (
     OpenedRun,
     Resume,
@@ -32,6 +34,9 @@ from videotune.trainer.resume import (
     read_run_records,
     with_overrides,
 )
+from videotune.trainer.setup import build_trainer
+from videotune.trainer.trainer import Trainer
+from videotune.validation.callbacks import callbacks_of
 
 STEPS = 4
 
@@ -318,3 +323,79 @@ def test_changed_data_is_refused_or_its_views_are_counted_from_there(
     assert past.step == 2
     assert past.views == count_views(History(run), 2)
     assert "From step 3 on" in "".join(capsys.readouterr())
+
+
+def restored(run: Path, opened: OpenedRun, *, branch: bool = False) -> Trainer:
+    """The trainer of a resume before its first step."""
+    plan = make_plan(opened.job)
+    trainer = build_trainer(opened, run, plan, callbacks_of(opened.job), resume=True)
+    restore(trainer, opened, branch=branch)
+    trainer.journal.close()
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("reach", "step", "branch", "message"),
+    [
+        (4, 4, False, "resuming from step 4"),
+        (4, 2, False, "resuming from step 2; 2 steps after it, not saved, will be trained again"),
+        (3, 2, False, "resuming from step 2; 1 step after it, not saved, will be trained again"),
+        (4, 2, True, "resuming from step 2"),
+        (4, 0, True, "nothing was saved yet: starting from step 0"),
+    ],
+)  # fmt: skip
+def test_a_resume_cuts_the_journal_and_says_what_is_trained_again(
+    reach: int,
+    step: int,
+    branch: bool,
+    message: str,
+    run: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cut_journal(run, reach)
+    opened = resumed(run, step=step)
+    trainer = restored(run, opened, branch=branch)
+    lines = "".join(capsys.readouterr()).splitlines()
+    assert lines[-1] == message
+    assert any("is kept in" in line for line in lines) is branch
+    assert [line["step"] for line in steps_of(run)] == list(range(1, step + 1))
+    assert (trainer.first_step, trainer.last_step) == (step + 1, step)
+    assert not (run / "before").exists()
+
+
+def test_a_save_without_its_line_gets_one(run: Path) -> None:
+    """A kill has come between the two."""
+    lines = (run / "journal.jsonl").read_text().splitlines(keepends=True)
+    kept = [line for line in lines if json.loads(line)["kind"] != "save"]
+    (run / "journal.jsonl").write_text("".join(kept))
+    restored(run, resumed(run, step=2))
+    (line,) = of_kind(run, "save")
+    assert (line["step"], line["path"]) == (2, "checkpoints/step-2")
+    assert (line["seconds"], line["waited"]) == (None, None)
+    restored(run, resumed(run, step=2))
+    assert len(of_kind(run, "save")) == 1
+
+
+def test_a_changed_run_keeps_the_records_of_before(run: Path) -> None:
+    """A value that was chosen is still said to be, unless it was changed."""
+    config = read_run_config(run)
+    config["asked"] = {"save_every": 7, "warmup_steps": 9}
+    config["command"] = "videotune train"
+    write_config(run, config)
+    before = {name: (run / f"{name}.json").read_bytes() for name in RUN_RECORDS}
+    restored(run, resumed(run, "save_every=3", step=2))
+    for name in RUN_RECORDS:
+        assert kept_before(run, name, 2).read_bytes() == before[name]
+    now = read_run_config(run)
+    assert now["settings"]["save_every"] == 3
+    assert now["settings"]["train_dtype"] == config["settings"]["train_dtype"]
+    assert now["asked"] == {"save_every": 3, "warmup_steps": 9}
+    assert now["command"] == "videotune train"
+    assert now["base"]["fingerprints"] == config["base"]["fingerprints"]
+    check = json.loads((run / "check.json").read_text())
+    assert check["clips"] == json.loads(before["check"])["clips"]
+
+    # Changed again at the same step, the records of before are still the first ones.
+    restored(run, resumed(run, "save_every=1", step=2))
+    for name in RUN_RECORDS:
+        assert kept_before(run, name, 2).read_bytes() == before[name]
