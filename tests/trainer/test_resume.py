@@ -12,6 +12,7 @@ import pytest
 from tests.support.run_results import of_kind, steps_of
 from tests.support.trainers import Lab, overrides_of, trainer_of
 from videotune.config.config_changes import Change
+from videotune.config.resolve import family_defaults
 from videotune.errors import VideotuneError
 from videotune.files import digest
 from videotune.job.job import Job
@@ -185,6 +186,18 @@ def test_a_choice_stays_while_the_user_asks_for_the_same(run: Path) -> None:
     for sets, value in (((), 7), (("save_every=2",), 7), (("save_every=3",), 3)):
         resolved, *_ = with_overrides(Overrides(sets=sets), config)
         assert resolved.config.save_every == value
+
+
+def test_a_key_that_the_run_did_not_know_has_the_family_s_default(run: Path) -> None:
+    """Before and now, so that it is no change."""
+    config = read_run_config(run)
+    _, spec, *_ = with_overrides(Overrides(), config)
+    defaults = family_defaults(spec)
+    key = "timestep_distribution"
+    del config["settings"][key]
+    resolved, _, _, changes = with_overrides(Overrides(), config)
+    assert changes == []
+    assert resolved.config.timestep_distribution == defaults[key] is not None
 
 
 def change_of(kind: str) -> Change:
