@@ -20,6 +20,7 @@ from videotune.trainer.optimizers import (
     make_optimizer,
     parts_of,
 )
+from videotune.trainer.step import _finish_gradients
 from videotune.trainer.step_context import StepContext, TrainableState
 from videotune.trainer.step_record import Clock
 
@@ -242,3 +243,22 @@ def test_the_norm_of_rows_counts_what_all_have_once(
     assert float(norm) == pytest.approx((2 * 18 + 49) ** 0.5)
     clipped = float(parameters["all"].grad)
     assert clipped == pytest.approx(7 / float(norm), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("reads_sound", "has_sound", "drops"),
+    [(True, False, True), (True, True, False), (False, False, False)],
+)
+def test_a_step_without_sound_moves_nothing_that_only_sound_reads(
+    reads_sound: bool, has_sound: bool, drops: bool
+) -> None:
+    """Of a model that has both."""
+    parameters = parameters_of(GRADIENTS)
+    spec = SimpleNamespace(reads_sound=reads_sound)
+    family: Any = SimpleNamespace(spec=spec, device=CPU)
+    objective: Any = None
+    context = StepContext(family, objective, 1, 1e9, compiled=CompiledBlocks())
+    step_batch: Any = SimpleNamespace(sound_t=torch.ones(1) if has_sound else None)
+    trainable = TrainableState(parameters, OptimizerList([]), {})
+    _finish_gradients(context, trainable, step_batch, torch.zeros(4), Clock(CPU))
+    assert (parameters["unread_norm.weight"].grad is None) is drops
