@@ -195,6 +195,7 @@ def test_a_save_s_line_has_its_seconds_and_a_backup_is_called_one(
     trainer: Trainer,
 ) -> None:
     save(trainer, 1, "backup")
+    assert (trainer.heartbeat.state, trainer.heartbeat.step) == ("saving", 1)
     assert trainer.pending_save is not None
     finish_pending_save(trainer)
     save(trainer, 2, thread=False)

@@ -1,6 +1,7 @@
 """A run that begins with the weights of another one has its ΔW, of every kind and rank."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -255,6 +256,9 @@ def test_a_source_is_checked_before_any_work(
     with pytest.raises(VideotuneError):
         check(config.model_copy(update={"training_method": "EMBEDDING"}))
     check_source(pick(first.run, 1).folder, first.family, config)
+    os.mkfifo(tmp_path / "pipe")  # reading it would wait for ever
+    with pytest.raises(VideotuneError, match=r"^init_from: "):
+        check_source(tmp_path / "pipe", first.family, config)
 
 
 def embedding_of(lab: Lab, token: str, vectors: int) -> Trainer:
