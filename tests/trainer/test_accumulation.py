@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.trainer.test_step import CPU, Setup
 from videotune.adapters.layers import LiveText
 from videotune.config.schema import Optimizer
+from videotune.diffusion.base_targets import BaseGuidance
 from videotune.distributed import DistributedContext
 from videotune.latent_cache.step_batch import StepBatch
 from videotune.memory.sharding import Shards
@@ -24,6 +25,7 @@ from videotune.trainer.optimizers import make_optimizer
 from videotune.trainer.step import accumulate_gradients, train_step
 from videotune.trainer.step_context import StepContext, TrainableState
 from videotune.trainer.step_record import FIRST_MSE, LOSS, Clock, empty_values
+from videotune.types import Conditioning
 
 Open = Callable[..., Any]
 SECOND_OF_TWO = DistributedContext(1, 2)
@@ -278,3 +280,41 @@ def test_the_norms_of_a_step_that_is_due_are_those_of_its_gradients(
     torch.testing.assert_close(kept[:count], of_second_step, rtol=1e-5, atol=0)
     assert float(kept.norm()) == pytest.approx(norm, rel=1e-5)
     assert record.values[LOSS] > 0
+
+
+def test_samples_of_prior_preservation_are_none_of_a_guided_base_s(
+    tiny_family: Open,
+) -> None:
+    """Each sample has the target that it has where all have the same kind."""
+    setup = Setup(tiny_family("wan"))
+    generator = torch.Generator().manual_seed(9)
+    empty = Conditioning(torch.randn(1, 8, 16, generator=generator))
+    plain = StepContext(setup.family, setup.objective, 1, 1.0)
+    guided = replace(plain, base_guidance=BaseGuidance(4.0, empty))
+
+    def errors(context: StepContext, prior: Sequence[int]) -> Tensor:
+        values = passes_of(setup, setup.prepared(1, count=2, prior=prior), context)[1]
+        return values[FIRST_MSE : FIRST_MSE + 2]
+
+    both = errors(guided, (0,))
+    only_guided = errors(guided, ())
+    torch.testing.assert_close(both[0], errors(plain, (0, 1))[0])
+    torch.testing.assert_close(both[1], only_guided[1])
+    for others in (errors(plain, ()), errors(plain, (0,))):
+        assert abs(float(only_guided[1] - others[1])) > 1e-4
+    assert abs(float(only_guided[0] - both[0])) > 1e-4
+
+
+def test_norms_are_kept_on_the_device_of_their_gradients() -> None:
+    """So that none waits for it; those of weights on the host are there."""
+    meta = torch.device("meta")
+    norms = GradientNorms(lambda step: step == 1, 2, meta)
+    parameters = [nn.Parameter(torch.zeros(3, device=meta)) for _ in range(2)]
+    for parameter in parameters:
+        parameter.grad = torch.ones(3, device=meta)
+    norms.keep(1, parameters, None)
+    on_host = nn.Parameter(torch.zeros(4))
+    on_host.grad = torch.ones(4)
+    norms.keep(1, [nn.Parameter(torch.zeros(1)), on_host], None)
+    assert norms._norms_by_device["cpu"].tolist() == [0.0, 2.0]
+    assert norms._norms_by_device["meta"].device == meta

@@ -13,7 +13,7 @@ from videotune.errors import VideotuneError
 from videotune.latent_cache.conditions import CHANNELS
 from videotune.models.base_model import place, spec_for
 from videotune.runs.checkpoint import complete_checkpoints
-from videotune.trainer.build import make_timesteps, weights_of
+from videotune.trainer.build import make_timesteps, weights_of, what_trains
 from videotune.trainer.loop import train_steps
 from videotune.trainer.progress import announce
 from videotune.trainer.saving import save
@@ -159,3 +159,26 @@ def test_each_parameter_reaches_the_distribution_of_noise_levels(
     changed = make_timesteps(spec, parse({key: value}))
     assert getattr(changed, field) == value
     assert getattr(plain, field) != value
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"lora.targets": "attention"},
+        {"training_method": "FINE_TUNE", "transformer.layers": [r"blocks\.0"]},
+        {"training_method": "FINE_TUNE"},
+    ],
+    ids=["adapter", "some weights", "all weights"],
+)
+def test_what_would_train_is_known_without_loading_it(
+    knobs: dict[str, Any], tmp_path: Path, small_clips: Path
+) -> None:
+    lab = Lab(Path("asset:toy"), small_clips, tmp_path / "cache", tmp_path)
+    trainer = trainer_of(lab, knobs)
+    trainer.journal.close()
+    family = trainer.family
+    would_train = what_trains(family.skeleton(), family.spec, trainer.job.config)
+    shapes = {name: parameter.shape for name, parameter in would_train.items()}
+    trained = {name: parameter.shape for name, parameter in trainer.parameters.items()}
+    assert shapes == trained
+    assert all(parameter.is_meta for parameter in would_train.values())

@@ -71,3 +71,31 @@ def test_an_expert_that_the_model_lacks_is_named(
     assert len(list(trainer.pool)) == 1
     with pytest.raises(KeyError, match="nobody"):
         trainer.pool.load("nobody")
+
+
+def test_the_heartbeat_follows_the_steps_and_what_is_done_between_them(
+    tmp_path: Path, small_clips: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = Lab(Path("asset:toy"), small_clips, tmp_path / "cache", tmp_path)
+    trainer = trainer_of(lab, {"save_every": 2, "steps": 3})
+    states: list[tuple[Any, ...]] = []
+    set_state = trainer.heartbeat.set
+
+    def note(*state: Any) -> None:
+        states.append(state)
+        set_state(*state)
+
+    monkeypatch.setattr(trainer.heartbeat, "set", note)
+    assert train_loop(trainer) == "done"
+    trainer.journal.close()
+    assert states == [
+        ("training", 0),
+        ("training", 1),
+        ("training", 1),
+        ("training", 2),
+        ("saving", 2),
+        ("training", 2),
+        ("training", 3),
+        ("saving", 3),
+        ("training", 3),
+    ]

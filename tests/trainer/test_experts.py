@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.trainers import Lab, job_of, run_steps, trainer_of
+from tests.support.trainers import Lab, job_of, run_steps, trainer_of, weights
 from videotune.config.schema import Config
 from videotune.errors import VideotuneError
 from videotune.trainer.build import make_objective
 from videotune.trainer.expert_pool import make_expert_schedule, shares
 from videotune.trainer.export import experts_of
+from videotune.trainer.loop import train_steps
 
 BOUNDARY = 0.875
 """Noise level from which the high expert of the tiny model runs."""
@@ -154,3 +155,50 @@ def test_what_belongs_to_no_expert_gets_one_file(
     transformer = config.transformer.model_copy(update={"train": False})
     config = config.model_copy(update={"transformer": transformer})
     assert experts_of(family, config, {}, pytest.fail) == (None,)
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {},
+        {"training_method": "FINE_TUNE"},
+        {"training_method": "FINE_TUNE", "layer_offload_fraction": 0.5},
+        {"layer_offload_fraction": 0.5},
+    ],
+    ids=["adapter", "all weights", "streamed weights", "adapter beside streamed"],
+)
+def test_an_expert_that_is_loaded_again_goes_on_with_what_it_has_learnt(
+    knobs: dict[str, Any], pair: Lab
+) -> None:
+    """As after previews, which run both experts."""
+    settings = {
+        "steps": 2,
+        "experts": "low",
+        "learning_rate": 0.01,
+        "gradient_checkpointing": "ON",
+        **knobs,
+    }
+    ends = []
+    for is_loaded_again in (False, True):
+        trainer = trainer_of(pair, settings)
+        steps = train_steps(trainer)
+        lines = [next(steps).read()["loss"]]
+        if is_loaded_again:
+            del steps
+            before = weights(trainer)
+            first = trainer.pool.loaded
+            trainer.pool.load("high")
+            assert trainer.pool.current == "high"
+            trainer.pool.load("low")
+            assert trainer.pool.loaded is not first
+            for name, value in weights(trainer).items():
+                assert torch.equal(value, before[name]), name
+            trainer.first_step = 2
+            steps = train_steps(trainer)
+        lines += [record.read()["loss"] for record in steps]
+        ends.append((lines, weights(trainer)))
+        trainer.journal.close()
+    (lines, plain), (lines_again, again) = ends
+    assert lines_again == lines
+    for name, value in plain.items():
+        assert torch.equal(again[name], value), name

@@ -7,13 +7,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from videotune.config.schema import Optimizer
 from videotune.distributed import DistributedContext
 from videotune.memory.compiling import CompiledBlocks
-from videotune.memory.sharding import Shards
+from videotune.memory.sharding import Shard, Shards
 from videotune.trainer.gradients import sum_and_clip
 from videotune.trainer.loss_scale import LossScale
-from videotune.trainer.low_precision import MasterWeights
-from videotune.trainer.optimizers import OptimizerList
+from videotune.trainer.low_precision import BackwardOptimizer, MasterWeights
+from videotune.trainer.optimizers import (
+    AnyOptimizer,
+    OptimizerList,
+    make_optimizer,
+    parts_of,
+)
+from videotune.trainer.step import _finish_gradients
 from videotune.trainer.step_context import StepContext, TrainableState
 from videotune.trainer.step_record import Clock
 
@@ -144,3 +151,114 @@ def test_the_norm_is_that_of_the_loss_itself_and_is_clipped() -> None:
         assert float(norm) == pytest.approx(expected)
         clipped = [float(parameter.grad) for parameter in parameters.values()]
         assert clipped == pytest.approx([1 / expected, 3 / expected], rel=1e-5)
+
+
+def optimizer_of(parameters: dict[str, nn.Parameter]) -> AnyOptimizer:
+    """One AdamW for each parameter."""
+    groups = {"all": list(parameters.values())}
+    rates = {"all": 0.1}
+    optimizer = make_optimizer(groups, Optimizer(), one_per_parameter=True, rates=rates)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.1
+    return optimizer
+
+
+def test_a_repeated_pass_updates_what_the_failed_one_has_not() -> None:
+    """The norms of both passes are those of the step."""
+    parameters = {name: nn.Parameter(torch.ones(2)) for name in ("a", "b")}
+    optimizer = optimizer_of(parameters)
+    backward = BackwardOptimizer(1e9).attach(parameters, optimizer)
+    for step in (1, 2):
+        before = {name: value.detach().clone() for name, value in parameters.items()}
+        backward.begin(step)
+        assert backward.norm() == 0
+        backward.expect_loss(torch.tensor(1.0))
+        (3 * parameters["a"]).sum().backward()
+        after_failure = parameters["a"].detach().clone()
+        assert not torch.equal(after_failure, before["a"])
+        backward.repeat()
+        (3 * parameters["a"] + 4 * parameters["b"]).sum().backward()
+        assert torch.equal(parameters["a"], after_failure)
+        assert not torch.equal(parameters["b"], before["b"])
+        assert all(value.grad is None for value in parameters.values())
+        assert float(backward.norm()) == pytest.approx(50**0.5)
+        assert backward.norms.keys() == {"a", "b"}
+
+
+@pytest.mark.parametrize("loss", [torch.nan, torch.inf])
+def test_a_loss_that_is_not_finite_updates_nothing_in_backward(loss: float) -> None:
+    """And one gradient that is not finite leaves the other tensors' updates."""
+    parameters = {name: nn.Parameter(torch.ones(2)) for name in ("a", "b")}
+    optimizer = optimizer_of(parameters)
+    backward = BackwardOptimizer(1e9).attach(parameters, optimizer)
+    backward.begin(1)
+    backward.expect_loss(torch.tensor(loss))
+    (parameters["a"] + parameters["b"]).sum().backward()
+    assert all(torch.equal(value, torch.ones(2)) for value in parameters.values())
+
+    backward.begin(2)
+    backward.expect_loss(torch.tensor(1.0))
+    (parameters["a"] * loss + parameters["b"]).sum().backward()
+    assert torch.equal(parameters["a"], torch.ones(2))
+    assert not torch.equal(parameters["b"], torch.ones(2))
+    assert not backward.norm().isfinite()
+
+
+def test_each_tensor_is_clipped_by_its_own_norm_in_backward() -> None:
+    """The norm that is told is that before."""
+    seen: dict[str, Tensor] = {}
+    parameters = {name: nn.Parameter(torch.ones(2)) for name in ("a", "b")}
+    optimizer = optimizer_of(parameters)
+    for part, name in zip(parts_of(optimizer), parameters, strict=True):
+        part.register_step_pre_hook(
+            lambda part, *_, name=name: seen.update(
+                {name: part.param_groups[0]["params"][0].grad.clone()}
+            )
+        )
+    backward = BackwardOptimizer(2.0).attach(parameters, optimizer)
+    backward.begin(1)
+    backward.expect_loss(torch.tensor(1.0))
+    (torch.tensor([3.0, 4.0]) * parameters["a"] + parameters["b"]).sum().backward()
+    torch.testing.assert_close(seen["a"], torch.tensor([1.2, 1.6]), rtol=1e-4, atol=0)
+    assert torch.equal(seen["b"], torch.ones(2))
+    assert float(backward.norms["a"]) == 5.0
+    assert float(backward.norm()) == pytest.approx(27**0.5)
+
+
+def test_the_norm_of_rows_counts_what_all_have_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two processes have the same rows here, and each has the replicated tensor."""
+    parameters = parameters_of(
+        {"rows": torch.full((2,), 3.0), "all": torch.tensor([7.0])}
+    )
+    shards = Shards()
+    monkeypatch.setattr(Shards, "take_gradients", lambda self: None)  # FSDP's own
+    shards.local_parameters = {"rows": parameters["rows"]}
+    shards.layout = {"rows": Shard((4,), first=0, count=2)}
+    monkeypatch.setattr(
+        DistributedContext, "all_reduce", lambda self, values: 2 * values
+    )
+    norm = clip(parameters, max_grad_norm=1.0, shards=shards)
+    assert float(norm) == pytest.approx((2 * 18 + 49) ** 0.5)
+    clipped = float(parameters["all"].grad)
+    assert clipped == pytest.approx(7 / float(norm), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("reads_sound", "has_sound", "drops"),
+    [(True, False, True), (True, True, False), (False, False, False)],
+)
+def test_a_step_without_sound_moves_nothing_that_only_sound_reads(
+    reads_sound: bool, has_sound: bool, drops: bool
+) -> None:
+    """Of a model that has both."""
+    parameters = parameters_of(GRADIENTS)
+    spec = SimpleNamespace(reads_sound=reads_sound)
+    family: Any = SimpleNamespace(spec=spec, device=CPU)
+    objective: Any = None
+    context = StepContext(family, objective, 1, 1e9, compiled=CompiledBlocks())
+    step_batch: Any = SimpleNamespace(sound_t=torch.ones(1) if has_sound else None)
+    trainable = TrainableState(parameters, OptimizerList([]), {})
+    _finish_gradients(context, trainable, step_batch, torch.zeros(4), Clock(CPU))
+    assert (parameters["unread_norm.weight"].grad is None) is drops

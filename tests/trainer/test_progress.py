@@ -4,6 +4,7 @@ import errno
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,11 +13,21 @@ import torch
 from tests.support.run_results import of_kind, steps_of, warnings_of
 from tests.support.trainers import Lab, trainer_of
 from videotune.distributed import DistributedContext
+from videotune.memory.compiling import CompiledBlocks
+from videotune.memory.sharding import Shard, Shards
 from videotune.runs import journal
 from videotune.runs.run_dir import versions
+from videotune.text import counted
 from videotune.trainer import saving
 from videotune.trainer.loop import train_steps
-from videotune.trainer.progress import Resumed, announce, write_step
+from videotune.trainer.progress import (
+    CompileReport,
+    Resumed,
+    _count_modules,
+    announce,
+    current_work,
+    write_step,
+)
 from videotune.trainer.step_record import (
     FIRST_MSE,
     GRAD_NORM,
@@ -258,3 +269,155 @@ def test_a_step_that_was_not_applied_names_the_broken_clip_alone(
     first, second = record.window_ids
     assert second in warning
     assert first not in warning
+
+
+def test_what_a_step_has_compiled_is_told_once(
+    trainer: Trainer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """By the number of graphs that this process has made since the run began."""
+    stats = torch._dynamo.utils.counters["stats"]
+    monkeypatch.setitem(stats, "unique_graphs", 5)
+    report = CompileReport(trainer)
+    monkeypatch.setitem(stats, "unique_graphs", 7)
+    report.after(1)
+    assert "".join(capsys.readouterr()) == "", "nothing of this run is compiled"
+
+    compiled = CompiledBlocks()
+    compiled.kinds = {"Second", "First"}
+    trainer.pool.compiled = compiled
+    lines = []
+    for step, graphs in ((1, 7), (2, 7), (3, 8)):
+        monkeypatch.setitem(stats, "unique_graphs", graphs)
+        report.after(step)
+        lines.append("".join(capsys.readouterr()).strip())
+    assert lines == [
+        "compiled First, Second: 7 graphs by step 1, in 0 s",
+        "",
+        "compiled First, Second: 8 graphs by step 3, in 0 s",
+    ]
+    compiled.failure = "no compiler"
+    for step in (4, 5):
+        report.after(step)
+    (warning,) = of_kind(trainer.run, "warning")
+    assert warning["step"] == 4
+    assert "no compiler" in warning["text"]
+
+
+def test_the_bar_says_what_is_done_between_steps(trainer: Trainer) -> None:
+    expected = {
+        "training": "",
+        "measuring": "measuring the loss",
+        "sampling": "drawing previews",
+        "probing": "measuring samples",
+        "saving": "saving",
+        "paused": "waiting for room on the disk",
+    }
+    for state, text in expected.items():
+        trainer.heartbeat.set(state, 1)
+        assert current_work(trainer) == text
+    compiled = CompiledBlocks()
+    compiled.kinds = {"First", "Second"}
+    trainer.pool.compiled = compiled
+    assert current_work(trainer) == "waiting for room on the disk"
+    compiled.clock = SimpleNamespace(is_compiling=True, seconds=12.4)  # type: ignore[assignment]
+    assert current_work(trainer) == "compiling 2 kinds of blocks, 12 s so far"
+
+
+@pytest.mark.parametrize(
+    ("size", "parts", "sharding", "text"),
+    [
+        (1, 1, "NONE", "on cpu, into"),
+        (2, 1, "NONE", "on 2 processes, this one on cpu, into"),
+        (4, 2, "NONE", "on 4 processes, this one on cpu, 2 to a sample, into"),
+        (
+            2,
+            1,
+            "FULL",
+            "on 2 processes, this one on cpu, which share its weights, into",
+        ),
+    ],
+)
+def test_a_run_is_told_in_a_sentence(
+    size: int,
+    parts: int,
+    sharding: str,
+    text: str,
+    trainer: Trainer,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    resolved = trainer.job.resolved
+    config = resolved.config.model_copy(update={"sharding": sharding})
+    trainer.job = replace(trainer.job, resolved=replace(resolved, config=config))
+    trainer.dist = DistributedContext(0, size, context_parallel=parts)
+    announce(trainer, None)
+    numbers = sum(p.numel() for p in trainer.parameters.values())
+    modules = len(trainer.parameters) // 2
+    (line,) = "".join(capsys.readouterr()).splitlines()
+    what = f"{counted(numbers, 'parameter')} in {modules} modules"
+    assert line == f"training {what} {text} {trainer.run}"
+
+
+def test_rows_of_other_processes_count_among_what_trains(trainer: Trainer) -> None:
+    """An adapter's factor of which this process has none of eight rows, and one of which
+    it has two.
+    """
+    layout = {
+        "a.lora_A.weight": Shard((8, 3), first=0, count=0),
+        "blocks.0.lora_B.weight": Shard((6, 5), first=2, count=2),
+    }
+    expert = next(iter(trainer.pool.trainables))
+    before = sum(p.numel() for p in trainer.parameters.values())
+    modules = len(trainer.parameters) // 2
+    shards = Shards()
+    shards.layout = layout
+    trainer.pool.shards[expert] = shards
+    announce(trainer, None)
+    (line,) = of_kind(trainer.run, "start")
+    assert line["trainable_parameters"] == before + 24 + 30
+    assert _count_modules(trainer) == modules + 2
+
+
+def test_a_run_that_is_done_says_so_and_trains_nothing(
+    trainer: Trainer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer.first_step = STEPS + 1
+    announce(trainer, Resumed())
+    (line,) = "".join(capsys.readouterr()).splitlines()
+    assert line == f"{STEPS} steps are done already: exporting again"
+    trainer.first_step = STEPS
+    announce(trainer, Resumed())
+    assert "training " in "".join(capsys.readouterr())
+
+
+def test_what_is_odd_about_a_run_is_told_with_it(
+    trainer: Trainer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    resolved = trainer.job.resolved
+    config = resolved.config.model_copy(update={"deterministic": True})
+    trainer.job = replace(trainer.job, resolved=replace(resolved, config=config))
+    trainer.plan = {"adapter": {"idle": {"sound": 2, "text": 1}}}
+    announce(trainer, None)
+    first, _, last = "".join(capsys.readouterr()).splitlines()
+    assert first.startswith("deterministic: ")
+    assert last.startswith("note: 3 modules ")
+
+
+def test_a_process_that_is_slower_is_warned_of_by_the_main_one(
+    trainer: Trainer, records: list[StepRecord]
+) -> None:
+    added: list[tuple[Any, ...]] = []
+    meter: Any = SimpleNamespace(
+        add=lambda *parts: added.append(parts), newly_slow=lambda: ["process 1 is slow"]
+    )
+    trainer.rank_meter = meter
+    trainer.peaks = {"reserved_bytes": 7}
+    write_step(trainer, records[0], ListeningBar())
+    trainer.dist = DistributedContext(1, 2)
+    write_step(trainer, records[1], ListeningBar())
+    (warning,) = of_kind(trainer.run, "warning")
+    assert (warning["step"], warning["text"]) == (1, "process 1 is slow")
+    seconds = [record.read()["seconds"] for record in records[:2]]
+    samples = len(records[0].window_ids)
+    assert added == [(1, seconds[0], samples, 7), (2, seconds[1], samples, 7)]

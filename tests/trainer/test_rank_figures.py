@@ -96,6 +96,34 @@ def test_a_process_measures_its_samples_times_and_memory() -> None:
     assert figures.peak_bytes == 1 << 60
 
 
+def test_a_process_is_named_once_after_three_looks_at_new_figures() -> None:
+    """A look at figures of the same steps does not count, and a quick one begins anew."""
+    watch = SimpleNamespace(details_of_others=(), details=None)
+    dist: Any = SimpleNamespace(rank=0, data_rank=0, data_size=3, watch=watch)
+    meter = RankMeter(dist, torch.device("cpu"), in_lockstep=False)
+    assert watch.details() == ""
+    for step in range(1, FEWEST_STEPS + 2):
+        meter.add(step, {"forward": 1.0}, samples=3, peak=1)
+    assert from_text(watch.details()) == meter.figures()
+
+    def look(step: int, seconds: float) -> list[str]:
+        others = ranks_of(1.0, 1.0, seconds, step=step)[1:]
+        watch.details_of_others = tuple(map(to_text, others))
+        return meter.newly_slow()
+
+    assert meter.newly_slow() == []
+    assert look(60, 2.0) == []
+    assert look(60, 2.0) == []
+    assert meter.newly_slow() == []
+    assert look(61, 2.0) == []
+    assert look(62, 1.0) == []
+    assert [look(step, 2.0) for step in (63, 64)] == [[], []]
+    (sentence,) = look(65, 2.0)
+    assert sentence.startswith("process 2 ")
+    assert [look(step, 2.0) for step in range(66, 70)] == [[]] * 4
+    assert [figures.rank for figures in meter.all_ranks()] == [0, 1, 2]
+
+
 def test_several_slow_ones_do_not_hide_each_other() -> None:
     assert named(ranks_of(1.0, 1.0, 1.0, 2.0, 3.0)) == [3, 4]
 

@@ -3,6 +3,7 @@
 import errno
 import shutil
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +12,12 @@ import psutil
 import pytest
 import torch
 
+from tests.support.thread_processes import in_threads
 from tests.support.trainers import Lab, run_steps, trainer_of, weights
 from videotune.config.sections import Lora
+from videotune.distributed import DistributedContext
 from videotune.runs.checkpoint import complete_checkpoints, pick
-from videotune.trainer import checkpoint_parts
+from videotune.trainer import checkpoint_parts, saving
 from videotune.trainer.checkpoint_parts import has_room_for_copy
 from videotune.trainer.loop import train_steps
 from videotune.trainer.optimizer_state import optimizer_state
@@ -22,6 +25,7 @@ from videotune.trainer.restoring import restore_state
 from videotune.trainer.saving import (
     SPARE,
     Saving,
+    _all_have_room,
     best_step,
     is_kept,
     refuse_full,
@@ -148,6 +152,56 @@ def test_copies_take_at_most_half_of_the_free_memory(
     assert not has_room_for_copy(PARTS, processes=4)
     memory.available -= 1
     assert not has_room_for_copy(PARTS, processes=3)
+
+
+def test_all_copy_or_none_does_where_processes_save_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their steps would wait for the one that writes at once."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    memory = SimpleNamespace(available=2 * 2 * BYTES)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+
+    def room(dist: DistributedContext, rows: Any, parts: list[Any]) -> bool:
+        trainer: Any = SimpleNamespace(shard_rows=rows, dist=dist)
+        return _all_have_room(trainer, parts[dist.rank])
+
+    larger = {"weights": PARTS["weights"] | {"c": torch.zeros(1)}}
+    for parts, has_room in (([PARTS, PARTS], True), ([PARTS, larger], False)):
+        together = in_threads(2, partial(room, rows={"a": None}, parts=parts))
+        assert together == [has_room] * 2
+    # A process that saves alone has the memory for itself.
+    assert room(DistributedContext(), {}, [larger])
+    memory.available = 2 * BYTES
+    assert not room(DistributedContext(), {}, [larger])
+
+
+def test_processes_that_save_together_save_what_the_main_one_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only the main one knows that a backup is due."""
+    saved: list[tuple[int, int, str]] = []
+    monkeypatch.setattr(
+        saving,
+        "save",
+        lambda trainer, step, kind: saved.append((trainer.dist.rank, step, kind)),
+    )
+
+    def run(dist: DistributedContext) -> None:
+        config = SimpleNamespace(backup_every=3, backup_after=0)
+        trainer: Any = SimpleNamespace(
+            job=SimpleNamespace(steps=10, config=config),
+            signals=SimpleNamespace(stop=False),
+            dist=dist,
+            shard_rows={"a": None},
+            saved_at=time.monotonic(),
+        )
+        callback = Saving(0)
+        assert callback.due(trainer, 3, ()) is dist.is_main
+        callback.run(trainer, 3)
+
+    in_threads(2, run)
+    assert sorted(saved) == [(0, 3, "backup"), (1, 3, "backup")]
 
 
 def test_a_save_counts_as_a_backup_and_a_backup_not_as_a_save(lab: Lab) -> None:
