@@ -219,7 +219,7 @@ def test_rows_are_float32_over_a_bf16_table_and_states_stay_bf16() -> None:
     assert bool(rows.grad.any())
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_rows_of_a_file_become_a_float32_copy(dtype: torch.dtype) -> None:
     rows = torch.ones(1, 16, dtype=dtype)
     parameter = lay_rows(part_of("t5"), ("<y>",), rows)
