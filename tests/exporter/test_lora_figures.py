@@ -650,7 +650,10 @@ def test_bars_count_what_is_cut_extracted_or_merged(
         ("extract", done, len(names), name) for done, name in enumerate(names)
     ]
 
-    state = {f"{path}.{part}.weight": ones(*shape) for path in paths for part, shape in (("lora_A", (1, 24)), ("lora_B", (24, 1)))}  # fmt: skip
+    state = {}
+    for path in paths:
+        state[f"{path}.lora_A.weight"] = ones(1, 24)
+        state[f"{path}.lora_B.weight"] = ones(24, 1)
     export_merged(family, {"transformer": state}, 1.0, family.folder, tmp_path / "m", {})  # fmt: skip
     merged = progress_lines(capsys.readouterr().err)
     assert merged == [
