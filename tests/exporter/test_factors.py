@@ -171,3 +171,16 @@ def test_a_randomized_svd_is_refined_until_little_is_lost(
     b, a = low_rank_factors(matrix, 4)
     least = float(sigma[4:].norm())
     assert float((b @ a - matrix).norm()) <= (1 + 5e-5) * least
+
+
+@pytest.mark.parametrize("side", [20, 21])
+def test_a_matrix_up_to_the_bound_is_cut_by_its_full_svd(
+    side: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bound is at least the directions of a randomized SVD: 4 and 16 beyond."""
+    monkeypatch.setattr(lora_factors, "FULL_SVD_LIMIT", 8)
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.randn(30, side, generator=generator, dtype=torch.float64)
+    full = truncate_svd(torch.linalg.svd(matrix, full_matrices=False), 4)
+    pairs = zip(low_rank_factors(matrix, 4), full, strict=True)
+    assert all(torch.equal(cut, exact) for cut, exact in pairs) is (side == 20)

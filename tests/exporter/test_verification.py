@@ -140,6 +140,26 @@ def test_a_whole_model_with_one_changed_number_is_refused(
     assert (tmp_path / "out" / "videotune.json").is_file()
 
 
+def test_a_text_encoder_with_one_changed_number_is_refused_by_its_folder(
+    family: Any, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    name = next(iter(family.text_skeletons()))
+    text = {name: {"encoder.final_layer_norm.weight": torch.ones(16)}}
+    read = full.iter_tensors
+
+    def changed(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+        for key, value in read(folder):
+            yield key, value + HAIR
+
+    base = Path(family.folder)
+    monkeypatch.setattr(full, "iter_tensors", changed)
+    refused(
+        tmp_path,
+        lambda: export_full(family, "transformer", {}, base, tmp_path / "m", {}, text),
+        rf"Verification of .*{name} failed: .* does not match",
+    )
+
+
 def test_rows_of_a_token_with_one_changed_number_are_refused(
     family: Any, tmp_path: Path, monkeypatch: Patch
 ) -> None:
