@@ -11,7 +11,15 @@ from torch import nn
 from tests.adapters.test_adapter_types import Open
 from tests.adapters.test_embedding import part_of
 from videotune.adapters.adapter_types import peft_config, side_of
-from videotune.adapters.layers import SAMPLED, Overlay, first_rows, grouped
+from videotune.adapters.layers import (
+    SAMPLED,
+    Overlay,
+    first_rows,
+    grouped,
+    lay_rows,
+    layers_of,
+    named_by,
+)
 from videotune.adapters.lora import add_lora, locate_parameters, lora_parameters
 from videotune.config.sections import Embedding, Lora
 from videotune.errors import VideotuneError
@@ -75,6 +83,17 @@ def test_factors_begin_as_their_names_draw_them(tiny_family: Open) -> None:
         assert torch.equal(parameter, torch.tensor(drawn, dtype=torch.float32))
 
 
+@pytest.mark.parametrize("variant", ["LORA", "DORA"])
+def test_an_adapter_of_a_network_without_memory_takes_none(
+    variant: str, tiny_family: Open
+) -> None:
+    family = tiny_family("wan")
+    settings = Lora(rank=4, variant=variant)
+    parameters = add_lora(family.skeleton(), family.spec, settings, seed=0)
+    assert all(parameter.is_meta for parameter in parameters.values())
+    assert {parameter.dtype for parameter in parameters.values()} == {torch.float32}
+
+
 def test_adapters_of_one_network_are_told_apart(tiny_family: Open) -> None:
     family = tiny_family("wan")
     net = family.denoiser()
@@ -98,11 +117,13 @@ def test_blocks_of_one_kind_are_counted_together() -> None:
         "blocks.10.ffn",
         "proj.2",
         "blocks.0.ffn",
+        "blocks.1.resnets.0.conv",
     ]
     assert list(grouped(paths).items()) == [
         ("blocks.*.attn1.to_out.0", 2),
         ("blocks.*.ffn", 2),
         ("proj.2", 1),
+        ("blocks.*.resnets.0.conv", 1),
     ]
 
 
@@ -125,6 +146,37 @@ def test_rows_without_words_are_drawn_around_some_thousand_rows(
     noise = generator_for(5, "embedding", "clip").standard_normal((3, 16), "float32")
     expected = mean + deviation * torch.from_numpy(noise)
     torch.testing.assert_close(first, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_rows_are_drawn_by_the_name_of_the_first_encoder_if_none_is_given() -> None:
+    part = part_of("t5")
+    settings = Embedding(token="<x>")
+    assert torch.equal(
+        first_rows(part, settings, seed=1),
+        first_rows(part, settings, seed=1, name="text_encoder"),
+    )
+
+
+def test_rows_are_where_the_table_is() -> None:
+    part = part_of("t5")
+    part.encoder.to("meta")
+    assert lay_rows(part, ("<y>",), torch.zeros(1, 16)).is_meta
+
+
+def test_a_pattern_that_names_nothing_is_answered_with_the_first_three_names() -> None:
+    paths = ["one", "two", "three", "four"]
+    with pytest.raises(VideotuneError, match=r"^key: 'x' .* one, two, three$"):
+        named_by(paths, ["x"], "key", "module")
+    with pytest.raises(
+        VideotuneError,
+        match=r"^transformer\.layers: .* module or parameter of the transformer, such as one$",
+    ):
+        layers_of(["one"], ["x"])
+    with pytest.raises(
+        VideotuneError,
+        match=r"^text_encoder\.layers: .* of the text encoders, such as a\.b, a, clip\.a\.b$",
+    ):
+        layers_of(["clip.a.b"], ["x"], of_text=True)
 
 
 def test_a_table_that_multiplies_its_rows_multiplies_new_ones() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from tests.support.run_results import updates
 from videotune.adapters.adapter_types import (
@@ -224,6 +225,31 @@ def test_rotations_keep_lengths_to_the_fourth_order() -> None:
     assert side_of(6) == 4
     with pytest.raises(VideotuneError, match="no rotation has 7 numbers"):
         side_of(7)
+
+
+def test_a_rotation_of_two_inputs_is_the_series_in_float64() -> None:
+    """With Q = [[0, q], [-q, 0]]: Q² = -q², so R = (1 - 2 q² + q⁴) + (2 - 2 q²) Q."""
+    numbers = torch.tensor([[0.1], [-0.3]])
+    q = numbers.double()[:, 0]
+    diagonal = 1 - 2 * q**2 + q**4
+    beside = (2 - 2 * q**2) * q
+    expected = torch.stack(
+        [
+            torch.stack([diagonal, beside], dim=1),
+            torch.stack([-beside, diagonal], dim=1),
+        ],
+        dim=1,
+    )
+    torch.testing.assert_close(rotations(numbers), expected, rtol=0, atol=1e-15)
+
+
+def test_effects_are_computed_on_the_cpu_wherever_the_adapter_is() -> None:
+    with FakeTensorMode():
+        parts = {
+            "lora_A": torch.empty(2, 3, device="cuda"),
+            "lora_B": torch.empty(4, 2, device="cuda"),
+        }
+        assert change(parts, 1.0).device.type == "cpu"
 
 
 def test_rotations_that_do_not_cover_the_inputs_are_refused(tiny_family: Open) -> None:

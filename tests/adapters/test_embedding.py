@@ -171,6 +171,14 @@ def test_several_encoders_have_rows_each() -> None:
     )
 
 
+def test_rows_are_those_of_the_seed() -> None:
+    part = part_of("clip")
+    settings = Embedding(token="<x>", vectors=2)
+    drawn = first_rows(part, settings, 5, "text_encoder_2")
+    added = add_rows({"text_encoder_2": part}, settings, seed=5)
+    assert torch.equal(added["text_encoder_2"], drawn)
+
+
 def test_rows_begin_as_the_words_they_are_given() -> None:
     part = part_of("umt5")
     table = part.encoder.get_input_embeddings().weight
@@ -219,7 +227,7 @@ def test_rows_are_float32_over_a_bf16_table_and_states_stay_bf16() -> None:
     assert bool(rows.grad.any())
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_rows_of_a_file_become_a_float32_copy(dtype: torch.dtype) -> None:
     rows = torch.ones(1, 16, dtype=dtype)
     parameter = lay_rows(part_of("t5"), ("<y>",), rows)

@@ -94,7 +94,7 @@ def by_peft(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("kind", [None, "INT_8"])
-@pytest.mark.parametrize("scale", [1.0, 0.5])
+@pytest.mark.parametrize("scale", [1.0, 0.5, 2.0])
 def test_in_float32_numbers_are_pefts(
     scale: float, kind: str | None, by_peft: Any
 ) -> None:
@@ -216,6 +216,61 @@ def test_all_but_the_plain_case_is_pefts() -> None:
     other = adapted().blocks[0]
     other.base_layer.__class__ = OwnProduct
     assert other._plain_adapter(x) is None
+
+    with_bias = adapted().blocks[0]
+    with_bias.base_layer.bias.requires_grad_()
+    assert with_bias._plain_adapter(x) is None
+
+    packed = adapted(kind="INT_8").blocks[0]
+    assert packed._plain_adapter(x) == ADAPTER
+
+
+def test_a_layer_without_the_active_adapter_is_its_base() -> None:
+    layer = adapted().blocks[0]
+    x = torch.randn(6, SIZES[0])
+    layer.set_adapter("other")
+    assert torch.equal(layer(x), layer.base_layer(x))
+
+
+def test_arguments_beside_the_input_are_pefts() -> None:
+    """Names of adapters sample by sample, and what the base layer does not take."""
+    layer = adapted().eval().blocks[0]
+    x = torch.randn(2, SIZES[0])
+    base, changed = layer.base_layer(x), layer(x)
+    mixed = layer(x, adapter_names=["__base__", ADAPTER])
+    torch.testing.assert_close(mixed, torch.stack([base[0], changed[1]]))
+    with pytest.raises(TypeError):
+        layer(x, x)
+
+
+def test_no_gradient_depends_on_memory_that_was_not_written() -> None:
+    """PyTorch fills such memory with NaN for this test."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        values = measured(adapted(scale=0.5), inputs(torch.float32))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(bool(value.isfinite().all()) for value in values)
+
+
+def test_with_dropout_factors_multiply_in_the_dtype_of_the_network() -> None:
+    layer = adapted(torch.bfloat16, dropout=0.5).train().blocks[0]
+    dtypes = []
+    layer.lora_A[ADAPTER].register_forward_hook(
+        lambda _, args, output: dtypes.append((args[0].dtype, output.dtype))
+    )
+    layer(torch.randn(6, SIZES[0], dtype=torch.bfloat16))
+    assert dtypes == [(torch.bfloat16, torch.bfloat16)]
+
+
+def test_layers_of_a_network_of_two_dtypes_have_factors_in_their_own() -> None:
+    net = adapted(torch.bfloat16)
+    net.blocks[0].base_layer.float()
+    net.forward = lambda x: x
+    net(torch.zeros(1))
+    exact, rounded = net.blocks
+    assert exact.rounded is None
+    assert [factor.dtype for factor in rounded.rounded] == [torch.bfloat16] * 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -99,6 +99,17 @@ def test_adapters_are_built_by_the_rules_of_their_modules(
             assert layer.scaling[ADAPTER] == scale
 
 
+def test_a_rule_that_names_no_module_of_the_targets_is_refused(
+    tiny_family: Callable[..., Any],
+) -> None:
+    family = tiny_family("wan")
+    settings = Lora(targets=["attn1.to_q"], modules=[{"pattern": "to_k", "rank": 2}])
+    with pytest.raises(
+        VideotuneError, match=r"^lora\.modules: 'to_k' .* module of lora\.targets,"
+    ):
+        inject(family.skeleton(), family.spec, settings)
+
+
 def test_in_one_scale_every_update_is_that_of_its_module() -> None:
     """Only what begins at zero is multiplied, so that DoRA's magnitudes stay."""
     generator = torch.Generator().manual_seed(0)
@@ -166,6 +177,14 @@ def test_modules_without_effect_are_named_and_do_not_train() -> None:
             [r"connectors\..*0\.to_q", r"blocks\.1\.to_q"],
             ["blocks.1.to_q", "connectors.blocks.0.to_q"],
         ),
+        (
+            [r"connectors\..*1\.to_out", "connectors"],
+            [
+                "connectors.blocks.0.to_q",
+                "connectors.blocks.1.to_q",
+                "connectors.blocks.1.to_out",
+            ],
+        ),
     ],
 )
 def test_a_target_names_modules_of_the_connectors_or_of_the_denoiser(
@@ -174,7 +193,10 @@ def test_a_target_names_modules_of_the_connectors_or_of_the_denoiser(
     rules = ConnectorRules("connectors", ("connectors.blocks",), ("to_q",), 1, 1)
     spec = replace(find("wan").spec, connectors=rules, connectors_in_step=True)
     assert matching(Net(), spec, targets) == paths
-    with pytest.raises(VideotuneError, match="matches no Linear module"):
+    with pytest.raises(
+        VideotuneError,
+        match=r"^lora\.targets: .* no Linear module of the connectors' blocks",
+    ):
         matching(Net(), spec, [r"connectors\..*to_v"])
 
 

@@ -44,7 +44,7 @@ def test_an_update_is_added_in_the_dtype_of_the_input_and_ends(
     assert torch.equal(net(x), before)
 
 
-@pytest.mark.parametrize("strength", [0.5, 1.0, 0.0])
+@pytest.mark.parametrize("strength", [0.5, 1.0, 2.0, 0.0])
 def test_an_adapter_has_another_strength_for_a_while(strength: float) -> None:
     """Only the run's own adapter, in modules that have one."""
     net = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1), nn.Linear(1, 1))

@@ -19,7 +19,12 @@ from videotune.adapters.side_update import set_strength
 from videotune.config.sections import BaseLora, LoraFile
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_export import export_lora, read_adapter
-from videotune.exporter.base_loras import merge_into_base, weight_changes
+from videotune.exporter.base_loras import (
+    _inside,
+    _outside,
+    merge_into_base,
+    weight_changes,
+)
 from videotune.exporter.preview_loras import preview_updates
 from videotune.memory.quantization import QuantizedLinear, pack, unpack
 from videotune.models.other_models import NotTrained
@@ -373,3 +378,13 @@ def test_a_form_for_another_width_is_refused(
     )
     with pytest.raises(VideotuneError, match="another base"):
         merge_into_base(family, [BaseLora(file=str(path))])
+
+
+def test_changes_are_split_between_a_module_and_what_is_outside_of_it() -> None:
+    """Each name once, of the module without its path."""
+    changes: dict[str, Any] = {
+        name: object() for name in ("a.weight", "inner.a.weight", "inner2.a.weight")
+    }
+    assert _inside("inner", lambda: changes) == {"a.weight": changes["inner.a.weight"]}
+    del changes["inner.a.weight"]
+    assert _outside("inner", lambda: changes | {"inner.b": object()}) == changes

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from videotune.errors import VideotuneError
+from videotune.exporter import lora_factors
 from videotune.exporter.adapter_file import AdapterFile
 from videotune.exporter.lora_factors import (
     low_rank_factors,
@@ -139,3 +140,47 @@ def test_factors_are_summed_measured_and_cut_as_their_products() -> None:
         expected = [math.sqrt(value) for value in sigma[:2].tolist()]
         assert b.norm(dim=0).tolist() == pytest.approx(expected)
         assert a.norm(dim=1).tolist() == pytest.approx(expected)
+
+
+def test_factors_have_no_more_ranks_than_the_shorter_side() -> None:
+    """Of factors that are longer than the sides of their product, too."""
+    generator = torch.Generator().manual_seed(0)
+    b = torch.randn(2, 3, generator=generator, dtype=torch.float64)
+    a = torch.randn(3, 5, generator=generator, dtype=torch.float64)
+    for u, sigma, v in (svd_of((b, a)), svd_of((a.T, b.T))):
+        assert (u.shape[1], len(sigma), len(v)) == (2, 2, 2)
+    short_b, short_a = low_rank_factors(b @ a, 4)
+    assert (short_b.shape, short_a.shape) == ((2, 2), (2, 5))
+    torch.testing.assert_close(short_b @ short_a, b @ a)
+
+
+def test_a_randomized_svd_is_refined_until_little_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Singular values that fall by 3 % each; half as many rounds lose 3e-4 more."""
+    monkeypatch.setattr(lora_factors, "FULL_SVD_LIMIT", 8)
+    generator = torch.Generator().manual_seed(0)
+    left = torch.linalg.qr(
+        torch.randn(60, 50, generator=generator, dtype=torch.float64)
+    ).Q
+    right = torch.linalg.qr(
+        torch.randn(50, 50, generator=generator, dtype=torch.float64)
+    ).Q
+    sigma = 0.97 ** torch.arange(50, dtype=torch.float64)
+    matrix = (left * sigma) @ right
+    b, a = low_rank_factors(matrix, 4)
+    least = float(sigma[4:].norm())
+    assert float((b @ a - matrix).norm()) <= (1 + 5e-5) * least
+
+
+@pytest.mark.parametrize("side", [20, 21])
+def test_a_matrix_up_to_the_bound_is_cut_by_its_full_svd(
+    side: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bound is at least the directions of a randomized SVD: 4 and 16 beyond."""
+    monkeypatch.setattr(lora_factors, "FULL_SVD_LIMIT", 8)
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.randn(30, side, generator=generator, dtype=torch.float64)
+    full = truncate_svd(torch.linalg.svd(matrix, full_matrices=False), 4)
+    pairs = zip(low_rank_factors(matrix, 4), full, strict=True)
+    assert all(torch.equal(cut, exact) for cut, exact in pairs) is (side == 20)

@@ -192,3 +192,35 @@ def test_a_tensor_of_a_text_encoder_is_not_left_out(
     save_file(PAIR | {"text_encoder.final_layer_norm.diff": ones(24)}, path)
     with pytest.raises(VideotuneError, match="is not a LoRA"):
         read_adapter(family, family.denoiser(), path, ADAPTER)
+
+
+KEY = f"{MODULE}.lora_A.weight"
+LORA = {KEY: ones(2, 24), f"{MODULE}.lora_B.weight": ones(24, 2)}
+UNKNOWN = {name.replace("to_k", "to_x"): value for name, value in LORA.items()}
+NO_EFFECT = {KEY: ones(2, 24), f"{MODULE}.lora_B.weight": ones(24, 2) * 0}
+NO_LORA = {f"{MODULE}.lokr_w1": ones(4, 4), f"{MODULE}.lokr_w2": ones(6, 6)}
+REFUSED: dict[str, tuple[Tensors, str]] = {
+    "a module that the model lacks": (UNKNOWN, MODULE.replace("to_k", "to_x")),
+    "a tensor of no module": (LORA | {"foo": ones(1)}, "foo"),
+    "no effect": (NO_EFFECT, MODULE),
+}
+"""Files that are not LoRAs of the model, and the key of each that is to be named."""
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_file_that_is_not_a_lora_is_named_with_the_model_and_its_keys(
+    name: str, family: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.safetensors"
+    tensors, key = REFUSED[name]
+    save_file(tensors, path)
+    net = family.denoiser()
+    for read in (
+        lambda: read_parts(family, path),
+        lambda: read_adapter(family, net, path, "read"),
+    ):
+        with pytest.raises(VideotuneError) as refused:
+            read()
+        message = str(refused.value)
+        assert message.startswith(f"{path} is not a LoRA of {family.spec.title}: ")
+        assert key in message.partition("it has the keys ")[2]

@@ -4,6 +4,7 @@ shares, strengths, and what is said of a file that was made.
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from tests.support.command_line import Printed
 from tests.support.lora_files import (
     deltas_of,
     file_of_form,
@@ -22,10 +24,12 @@ from tests.support.lora_files import (
     random_tensor,
     same_deltas,
 )
+from videotune import console
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_file import AdapterFile
 from videotune.exporter.adapter_modules import AdapterModule
 from videotune.exporter.base_detection import load_architecture
+from videotune.exporter.full import export_merged
 from videotune.exporter.lora_extract import extract
 from videotune.exporter.lora_factors import (
     delta_norm,
@@ -45,6 +49,7 @@ from videotune.exporter.lora_write import peft_settings_json, write_form
 
 Tensors = dict[str, torch.Tensor]
 Open = Callable[..., Any]
+Patch = pytest.MonkeyPatch
 
 
 def ones(*shape: int) -> torch.Tensor:
@@ -612,3 +617,45 @@ def test_an_extracted_file_says_no_alpha_of_its_own(
     tuned = tuned_copy(family, tmp_path / "tuned")
     extract(tuned, str(family.folder), 4, None, file_of_form(family, out))
     assert set(AdapterFile(out).header) == {"format", "videotune"}
+
+
+# progress
+
+
+def progress_lines(printed: str) -> list[tuple[str, int, int, str]]:
+    """The title, what is done, what there is, and the name beside it."""
+    lines = []
+    for line in printed.splitlines():
+        match = re.match(r"(\w+): (\d+)/(\d+)  (\S+)", line)
+        if match:
+            lines.append((match[1], int(match[2]), int(match[3]), match[4]))
+    return lines
+
+
+def test_bars_count_what_is_cut_extracted_or_merged(
+    family: Any, tmp_path: Path, monkeypatch: Patch, capsys: Printed
+) -> None:
+    monkeypatch.setattr(console, "QUIET_SECONDS", 0.0)
+    source = tmp_path / "a.safetensors"
+    paths = list(peft_file(family, source, targets=[r"blocks\.0\.attn1\.to_[qk]"]))
+    resize(source, 2, 0.0, file_of_form(family, tmp_path / "b.safetensors"))
+    cut = progress_lines(capsys.readouterr().err)
+    assert cut == [("resize", done, 2, path) for done, path in enumerate(sorted(paths))]
+
+    tuned = tuned_copy(family, tmp_path / "tuned")
+    extract(tuned, str(family.folder), 2, None, file_of_form(family, tmp_path / "c.safetensors"))  # fmt: skip
+    names = sorted(family.skeleton().state_dict())
+    extracted = progress_lines(capsys.readouterr().err)
+    assert extracted == [
+        ("extract", done, len(names), name) for done, name in enumerate(names)
+    ]
+
+    state = {}
+    for path in paths:
+        state[f"{path}.lora_A.weight"] = ones(1, 24)
+        state[f"{path}.lora_B.weight"] = ones(24, 1)
+    export_merged(family, {"transformer": state}, 1.0, family.folder, tmp_path / "m", {})  # fmt: skip
+    merged = progress_lines(capsys.readouterr().err)
+    assert merged == [
+        ("merge", done, 2, f"{path}.weight") for done, path in enumerate(paths)
+    ]

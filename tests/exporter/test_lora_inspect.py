@@ -283,6 +283,16 @@ def test_a_lora_of_a_model_that_is_named_by_its_file_only_is_refused_by_that_nam
         with pytest.raises(VideotuneError) as refused:
             open_modules(path, None, None)
         assert ("Qwen" in str(refused.value)) == other
+        title = inspect(path)["other_model"]
+        assert ("Qwen" in title) if other else title is None
+
+
+def test_the_name_of_a_file_that_fits_names_no_other_model(
+    family: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "my_qwen_image_lora.safetensors"
+    lora_files.peft_file(family, path)
+    assert inspect(path, str(family.folder))["other_model"] is None
 
 
 def test_a_file_of_the_toy_is_said_to_be_of_no_use_elsewhere(

@@ -519,6 +519,34 @@ def test_a_module_that_cancels_out_is_left_out(
     )
 
 
+def test_a_module_that_is_zero_in_every_file_is_left_out(
+    tiny_family: Open, tmp_path: Path
+) -> None:
+    family, source = tiny_family("wan"), tmp_path / "a.safetensors"
+    wanted = lora_files.peft_file(family, source, targets="attention")
+    tensors = load_file(source)
+    first = next(key for key in tensors if "lora_B" in key)
+    save_file(tensors | {first: tensors[first] * 0}, source)
+    out = tmp_path / "b.safetensors"
+    (line, _) = merge([source], (), None, lora_files.file_of_form(family, out))
+    assert f"{len(wanted) - 1} modules" in line
+    assert not any(first.removesuffix("lora_B.weight") in key for key in load_file(out))
+
+
+def test_a_sum_that_is_infinite_is_not_taken_for_zero(
+    tiny_family: Open, tmp_path: Path
+) -> None:
+    """Its factors are finite in float64, and neither its norm nor a float32 is."""
+    family, source = tiny_family("wan"), tmp_path / "a.safetensors"
+    lora_files.peft_file(family, source, targets=[r"blocks\.0\.attn1\.to_q"])
+    tensors = load_file(source)
+    key = next(key for key in tensors if "lora_A" in key)
+    save_file(tensors | {key: tensors[key] * 1e30}, source)
+    target = lora_files.file_of_form(family, tmp_path / "b.safetensors")
+    with pytest.raises(VideotuneError, match="NaN or infinite"):
+        merge([source], [1e290], None, target)
+
+
 @pytest.mark.parametrize("name", ["loop.safetensors", "loop.safetensors/x.safetensors"])
 def test_a_link_to_itself_as_out_is_no_crash(
     name: str, tiny_family: Open, tmp_path: Path

@@ -140,6 +140,26 @@ def test_a_whole_model_with_one_changed_number_is_refused(
     assert (tmp_path / "out" / "videotune.json").is_file()
 
 
+def test_a_text_encoder_with_one_changed_number_is_refused_by_its_folder(
+    family: Any, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    name = next(iter(family.text_skeletons()))
+    text = {name: {"encoder.final_layer_norm.weight": torch.ones(16)}}
+    read = full.iter_tensors
+
+    def changed(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+        for key, value in read(folder):
+            yield key, value + HAIR
+
+    base = Path(family.folder)
+    monkeypatch.setattr(full, "iter_tensors", changed)
+    refused(
+        tmp_path,
+        lambda: export_full(family, "transformer", {}, base, tmp_path / "m", {}, text),
+        rf"Verification of .*{name} failed: .* does not match",
+    )
+
+
 def test_rows_of_a_token_with_one_changed_number_are_refused(
     family: Any, tmp_path: Path, monkeypatch: Patch
 ) -> None:
@@ -180,7 +200,8 @@ def test_files_of_two_experts_are_not_merged(family: Any, tmp_path: Path) -> Non
     for path in paths:
         lora_files.peft_file(family, path)
     target = lora_files.file_of_form(family, tmp_path / "sum.safetensors")
-    refused(tmp_path, lambda: merge(paths, [], None, target), "experts")
+    words = rf"^{paths[0]} and the others .* experts"
+    refused(tmp_path, lambda: merge(paths, [], None, target), words)
     again = tmp_path / "again_high_noise.safetensors"
     lora_files.peft_file(family, again)
     assert merge([paths[0], again], [], None, target)

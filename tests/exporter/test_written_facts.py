@@ -2,7 +2,9 @@
 and what becomes of the files of the base.
 """
 
+import errno
 import json
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -470,6 +472,76 @@ def test_the_header_of_one_merged_file(family: Any, tmp_path: Path) -> None:
         assert done.modules == len(family.denoiser().state_dict())
         assert int.from_bytes(path.read_bytes()[:8], "little") % 8 == 0
         assert header_of(path) == {"format": "pt", "videotune": json.dumps(facts)}
+
+
+def test_a_merged_model_says_what_was_written_and_by_whom_it_was_read(
+    family: Any, tmp_path: Path
+) -> None:
+    _, state = network_with_adapter(family)
+    adapters = {"transformer": state}
+    folder, file = tmp_path / "m", tmp_path / "m.safetensors"
+    merged = export_merged(family, adapters, 2.0, family.folder, folder, {})
+    one_file = export_merged_file(family, "transformer", folder, file, {"use": "open"})
+    count = len(family.denoiser().state_dict())
+    for exported, format, path, modules, use in (
+        (merged, "merged", folder, 20, ""),
+        (one_file, "merged-comfyui", file, count, "open"),
+    ):
+        assert (exported.format, exported.path) == (format, path)
+        assert (exported.modules, exported.max_error) == (modules, 0.0)
+        assert exported.use == use
+    assert merged.reader == "safetensors"
+
+
+@pytest.mark.parametrize("write", [export_full, export_single_file])
+def test_a_model_with_weights_that_are_not_finite_is_not_exported(
+    write: Callable[..., Any], family: Any, tmp_path: Path
+) -> None:
+    state = {f"{QUERY}.bias": torch.full((24,), float("nan"))}
+    out = tmp_path / "out.safetensors"
+    with pytest.raises(VideotuneError, match=r"^the model holds NaN"):
+        write(family, "transformer", state, family.folder, out, {})
+    (name,) = family.text_skeletons()
+    if write is export_full:
+        text = {name: {"encoder.final_layer_norm.weight": state[f"{QUERY}.bias"]}}
+        with pytest.raises(VideotuneError, match=r"^the model holds NaN"):
+            write(family, "transformer", {}, family.folder, out, {}, text)
+    adapters = {"transformer": {f"{QUERY}.lora_A.weight": state[f"{QUERY}.bias"]}}
+    with pytest.raises(VideotuneError, match=r"^the adapter holds NaN"):
+        export_merged(family, adapters, 2.0, family.folder, out, {})
+    assert not out.exists()
+
+
+def on_a_disk_for_small_files(write: Callable[[], object]) -> OSError:
+    """The error of what cannot be written where no file may have more than 4 kB."""
+    limit, hard_limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard_limit))
+    try:
+        with pytest.raises(OSError) as failed:
+            write()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard_limit))
+    assert failed.value.errno == errno.EFBIG
+    return failed.value
+
+
+def test_a_file_that_the_disk_does_not_hold_is_named(
+    family: Any, tmp_path: Path
+) -> None:
+    _, state = network_with_adapter(family)
+    path = tmp_path / "x.safetensors"
+    weights = {f"{QUERY}.weight": ones(24, 24)}
+    ((name, encoder),) = family.text_skeletons().items()
+    norm = "encoder.final_layer_norm.weight"
+    text = {name: {norm: torch.ones(encoder.get_parameter(norm).shape)}}
+    for write in (
+        lambda: export_lora(family, "diffusers", state, 2.0, path, {}),
+        lambda: export_single_file(family, "transformer", weights, family.folder, path, {}),
+        lambda: export_full(family, "transformer", weights, family.folder, path, {}),
+        lambda: export_full(family, "transformer", {}, family.folder, path, {}, text),
+    ):  # fmt: skip
+        assert on_a_disk_for_small_files(write).filename == str(path)
+    assert list(tmp_path.iterdir()) == []
 
 
 # LoRA files under the training

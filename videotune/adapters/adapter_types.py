@@ -120,7 +120,7 @@ def peft_config(
 def side_of(numbers: int) -> int:
     """Return the side b of a rotation that has b(b-1)/2 numbers."""
     side = round((1 + (1 + 8 * numbers) ** 0.5) / 2)
-    if side * (side - 1) // 2 != numbers:
+    if side * (side - 1) != 2 * numbers:
         raise VideotuneError(
             f"no rotation has {numbers} numbers: this is not an OFT adapter"
         )

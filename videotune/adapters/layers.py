@@ -36,7 +36,7 @@ class LiveText:
 
     def with_all_tokens(self, caption: str) -> str:
         """Return the caption for the tokenizer, with the new tokens."""
-        return spelled(caption, self.tokens) if self.tokens else caption
+        return spelled(caption, self.tokens)
 
 
 def is_named(path: str, pattern: str) -> bool:
@@ -188,7 +188,7 @@ SAMPLED = 4096
 
 def spelled(text: str, tokens: Sequence[str]) -> str:
     """Return the text with each first token followed by the others."""
-    return text.replace(tokens[0], " ".join(tokens)) if len(tokens) > 1 else text
+    return text.replace(tokens[0], " ".join(tokens)) if tokens else text
 
 
 class Overlay(nn.Module):

@@ -203,7 +203,7 @@ def _refuse_large(path: Path, name: str, parts: Mapping[str, Tensor]) -> None:
 
 
 def read_modules(
-    family: DiffusersModel, net: nn.Module, file: AdapterFile, *, quiet: bool = False
+    family: DiffusersModel, net: nn.Module, file: AdapterFile, *, quiet: bool
 ) -> list[AdapterModule]:
     """Read the modules of any program's adapter file.
 

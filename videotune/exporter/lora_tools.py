@@ -223,7 +223,8 @@ def truncate_modules(
     rank_range = f"{min(ranks)}"
     if min(ranks) < max(ranks):
         rank_range = f"{min(ranks)} to {max(ranks)}"
-    error = math.sqrt(lost_square / (total_square or 1.0))
+    lost_share = lost_square / total_square if total_square else 0.0
+    error = math.sqrt(lost_share)
     note = f"rank {rank_range}; relative error of ΔW {error:.2e}"
     return {name: lora_module(name, pair) for name, pair in truncated.items()}, [note]
 

@@ -120,7 +120,7 @@ def _peft_rank(module: AdapterModule) -> int:
     rank = alpha_rank(module.parts)
     if rank:
         return rank
-    return max(module.parts.get("lokr_w2", torch.zeros(0)).shape)
+    return max(module.parts["lokr_w2"].shape)
 
 
 def _lokr_factor(modules: Modules) -> int:
@@ -129,8 +129,9 @@ def _lokr_factor(modules: Modules) -> int:
     """
     sides: set[int] = set()
     for module in modules.values():
-        w1 = module.parts.get("lokr_w1")
-        sides |= {1, 2} if w1 is None else set(w1.shape)
+        if "lokr_w1" not in module.parts:
+            return -1
+        sides.update(module.parts["lokr_w1"].shape)
     return sides.pop() if len(sides) == 1 else -1
 
 
