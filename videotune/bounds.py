@@ -165,6 +165,16 @@ def too_deep(value: Any, most: int) -> str | None:
     return level[0][0].removeprefix(".")
 
 
+def can_be_path(text: str) -> bool:
+    """Return whether a path can have this text: no NUL, and no half a letter but those
+    that stand for a byte which is not UTF-8.
+    """
+    try:
+        return b"\0" not in text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        return False
+
+
 def has_more_values(value: Any, most: int) -> bool:
     """Return whether a JSON-like value consists of more than ``most`` values.
 
