@@ -24,7 +24,9 @@ CONFIG_DEPTH = 12
 """Nested values of a config."""
 
 CONFIG_NODES = 20_000
-"""Values of a YAML file, whose parser takes a tenth of a millisecond for each."""
+"""Values of a config. YAML's parser takes a tenth of a millisecond for each, and so does
+finding out whose config it is.
+"""
 
 KEY_PARTS = 100
 """Parts of one dotted key in TOML, whose parser takes time by their square."""
@@ -161,6 +163,33 @@ def too_deep(value: Any, most: int) -> str | None:
         level = inner_level
 
     return level[0][0].removeprefix(".")
+
+
+def can_be_path(text: str) -> bool:
+    """Return whether a path can have this text: no NUL, and no half a letter but those
+    that stand for a byte which is not UTF-8.
+    """
+    try:
+        return b"\0" not in text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        return False
+
+
+def has_more_values(value: Any, most: int) -> bool:
+    """Return whether a JSON-like value consists of more than ``most`` values.
+
+    Objects and lists count too. It stops at the first one that is too many.
+    """
+    waiting = [value]
+    count = 0
+    while waiting and count <= most:
+        outer = waiting.pop()
+        count += 1
+        if isinstance(outer, Mapping):
+            waiting += outer.values()
+        elif isinstance(outer, list):
+            waiting += outer
+    return count > most
 
 
 class Deadline:

@@ -23,7 +23,7 @@ from typing import Annotated, Any
 from annotated_types import Interval, Predicate
 
 from videotune._version import BEGUN
-from videotune.bounds import read_at_most
+from videotune.bounds import can_be_path, read_at_most
 from videotune.lazy import psutil
 
 CONFIG_SUFFIXES = (".json", ".yaml", ".yml", ".toml")
@@ -291,11 +291,7 @@ Number = Annotated[float, Interval(ge=0, lt=math.inf)]
 """A time, a share or another size."""
 
 
-def _has_no_nul(text: str) -> bool:
-    return "\0" not in text
-
-
-PathText = Annotated[str, Predicate(_has_no_nul)]
+PathText = Annotated[str, Predicate(can_be_path)]
 """A text that a file name can hold."""
 
 REVALIDATED = {"revalidate_instances": "always"}

@@ -302,6 +302,11 @@ def no_file_name(run: Path, tmp_path: Path) -> None:
     write_json(run / "exports.json", [entry])
 
 
+def half_a_letter(run: Path, tmp_path: Path) -> None:
+    entry = read_json(run / "exports.json")[0] | {"path": "export/\ud800"}
+    (run / "exports.json").write_text(json.dumps([entry]))
+
+
 def a_hard_link(run: Path, tmp_path: Path) -> None:
     os.link(tmp_path / "thesis.safetensors", run / "x.safetensors")
     forge(run, path="x.safetensors")
@@ -353,7 +358,7 @@ def a_linked_preview(run: Path, tmp_path: Path) -> None:
 
 FORGERIES = (
     elsewhere, above, a_link, a_hard_link, a_linked_folder, a_link_in_a_folder, another_file_of_the_run,
-    another_folder_of_the_run, a_pipe, no_file_name, a_linked_list, a_linked_config, a_linked_preview,
+    another_folder_of_the_run, a_pipe, no_file_name, half_a_letter, a_linked_list, a_linked_config, a_linked_preview,
 )  # fmt: skip
 
 
@@ -380,6 +385,17 @@ def test_an_entry_without_a_key_is_a_sentence(key: str, run: Path) -> None:
     if key in ("verified", "use"):  # of older versions
         assert card(run)["card"]
         return
+    with pytest.raises(VideotuneError):
+        card(run)
+
+
+@pytest.mark.parametrize("method", ["QLORA", "\ud800", None, [1], {}])
+def test_a_card_of_an_unknown_method_is_refused_in_words(
+    method: Any, run: Path
+) -> None:
+    config = read_json(run / "config.json")
+    config["settings"]["training_method"] = method
+    (run / "config.json").write_text(json.dumps(config))
     with pytest.raises(VideotuneError):
         card(run)
 

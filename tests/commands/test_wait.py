@@ -2,7 +2,9 @@
 come.
 """
 
+import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from tests.support.command_line import Printed, options_of, run
 from tests.support.reports import write_file
 from tests.support.run_processes import Make
 from videotune import console
+from videotune.commands import wait as waiting
 from videotune.commands.wait import wait
 from videotune.errors import DONE, FAILED, SKIPPED
 
@@ -38,6 +41,36 @@ def test_the_state_of_a_running_run_names_no_page(tmp_path: Path) -> None:
     assert found["state"] == "running"
     assert "training" in found["why"]
     assert "page" not in found["why"]
+
+
+@pytest.mark.parametrize("heartbeat", [None, "", "{}", '{"step": "x"}'])
+def test_a_finished_run_without_a_heartbeat_has_ended(
+    finished: Callable[..., Path], tmp_path: Path, heartbeat: str | None
+) -> None:
+    """As of a run that was imported into the studio, or whose heartbeat is damaged."""
+    run = shutil.copytree(finished("steps=2"), tmp_path / "run")
+    (run / "heartbeat.json").unlink()
+    if heartbeat is not None:
+        (run / "heartbeat.json").write_text(heartbeat)
+    code, found = wait(run, timeout=5)
+    assert (code, found["state"]) == (DONE, "done")
+    assert wait(run, step=2, timeout=5)[0] == DONE
+    assert wait(run, step=3, timeout=5)[0] == FAILED
+
+
+def test_a_run_that_broke_off_long_ago_without_a_heartbeat_has_ended(
+    finished: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = shutil.copytree(finished("steps=2"), tmp_path / "run")
+    (run / "heartbeat.json").unlink()
+    lines = (run / "journal.jsonl").read_text().splitlines(keepends=True)
+    until_end = [line for line in lines if json.loads(line)["kind"] != "end"]
+    (run / "journal.jsonl").write_text("".join(until_end))
+
+    assert wait(run, timeout=0)[0] == SKIPPED  # its process may just have begun
+    monkeypatch.setattr(waiting, "LATE", 0.1)
+    code, found = wait(run, step=3, timeout=5)
+    assert (code, found["state"]) == (FAILED, "no end")
 
 
 def test_a_folder_without_a_run_is_waited_for(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from videotune.config.data_schema import Dataset
-from videotune.config.load import parse_sets, read_config
+from videotune.config.load import parse_sets, parsed, read_config
 from videotune.config.resolve import parse
 from videotune.config.schema import Config, leaves
 from videotune.config.suggestions import nearest_key, nearest_value, others
@@ -236,3 +236,13 @@ def test_keywords_replace_fields_of_overrides() -> None:
     joined = to_overrides(overrides, {"data": "other", "held_out": "apart"})
     assert joined == Overrides(data="other", sets=("steps=2",), held_out="apart")
     assert to_overrides(overrides, {}) == overrides
+
+
+@pytest.mark.parametrize("name", ["x.json", "x.toml", "x.yaml"])
+def test_a_config_has_a_bound_of_values(name: str) -> None:
+    """Whatever comes after the parser takes time for each of them."""
+    few = {"x.json": '{"a": [1, 2]}', "x.toml": "a = [1, 2]", "x.yaml": "a: [1, 2]"}
+    many = few[name].replace("2", "2, " * 20_000 + "2")
+    assert parsed(few[name], Path(name)) == {"a": [1, 2]}
+    with pytest.raises(VideotuneError):
+        parsed(many, Path(name))

@@ -272,6 +272,7 @@ BOMBS = {
     "blanks.sh": 'A="' + " " * 40_000 + '"\npython train.py ' + "$A " * 300_000,
     "quoted.bat": "set A=" + "x" * 40_000 + '\npython train.py "' + "%A%" * 200_000 + '"',
     "doubled.bat": "set A=x\n" + "set A=%A%%A%\n" * 3000 + "python train.py %A%\n",
+    "tables.toml": "".join(f"[a{i}.b.c.d.e.f.g]\nx=1\n" for i in range(36_000)),
     "values.yaml": "config:\n" + "".join(f"  a{i}: 1\n" for i in range(90_000)),
     "nested.yaml": "[" * 100_000,
 }  # fmt: skip

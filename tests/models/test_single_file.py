@@ -23,6 +23,7 @@ from tests.support.damaged_files import limited
 from tests.support.families import FAMILIES, Bases
 from tests.support.trainers import BASE, Lab, run_steps, trainer_of
 from videotune.errors import FAILED, VideotuneError
+from videotune.models.base_model import place_of
 from videotune.models.key_names import rename_key
 from videotune.models.loading import load_model
 from videotune.models.model_files import CONFIGS, Header, headers
@@ -504,3 +505,9 @@ def test_a_pipe_in_place_of_a_model_is_refused_in_words(key: str, lab: Lab) -> N
     sets = [f"{name}={value}" for name, value in settings.items()]
     with pytest.raises(VideotuneError, match="named pipe"), limited(10):
         run("check", "--data", lab.clips, set=sets)
+
+
+def test_settings_of_a_run_without_a_base_model_are_refused_in_words() -> None:
+    """As in a config.json that was edited by hand."""
+    with pytest.raises(VideotuneError, match="base_model_name"):
+        place_of({"base_model_name": None})

@@ -236,6 +236,15 @@ def test_runs_of_two_projects_are_compared_with_links_that_lead_somewhere(
     assert client.get(f"{CATS}/compare?run=run-1&beside=../x").status_code == 422
 
 
+def test_runs_that_all_wait_and_runs_that_are_not_there_are_compared_in_words(
+    client: Any, cats: projects.Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (cats.folder / "runs" / "waiting").mkdir()
+    assert "waiting" in client.get(f"{CATS}/compare?run=waiting").text
+    assert client.get(f"{CATS}/compare?run=gone").status_code == 422
+    assert "Traceback" not in capsys.readouterr().err
+
+
 def test_the_place_of_a_run_without_captions_promises_no_preview(
     client: Any, cats: projects.Project
 ) -> None:

@@ -5,9 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from videotune.bounds import Deadline
 from videotune.errors import DONE, FAILED, SKIPPED
 from videotune.reporter.outcome import status
-from videotune.runs.run_life import life
+from videotune.runs.run_life import LATE, life
 
 LOOK = 0.5
 """Seconds between two looks at a run's heartbeat."""
@@ -39,16 +40,20 @@ def wait(
     run = Path(run)
     deadline = None if timeout is None else time.monotonic() + timeout
     total = step or 0
+    silence = Deadline(LATE)
     while True:
         heartbeat = life(run)
-        done = int(heartbeat["step"]) if heartbeat else 0
-        if heartbeat:
+        if heartbeat is None:
+            done, has_stopped = _read_silent_run(run, is_late=silence.is_over)
+        else:
+            silence = Deadline(LATE)
+            done = int(heartbeat["step"])
+            has_stopped = not heartbeat["alive"]
             total = total or int(status(run)["steps"] or 0)
-        if heartbeat and total:
-            tell(done, total)
+            if total:
+                tell(done, total)
 
         is_reached = step is not None and done >= step
-        has_stopped = heartbeat is not None and not heartbeat["alive"]
         if is_reached or has_stopped:
             now = status(run)
             has_ended_well = step is None and now["state"] in ("done", "early")
@@ -58,3 +63,19 @@ def wait(
         if deadline is not None and time.monotonic() >= deadline:
             return SKIPPED, status(run)
         time.sleep(LOOK)
+
+
+def _read_silent_run(run: Path, *, is_late: bool) -> tuple[int, bool]:
+    """Return the step of a run without a valid heartbeat, and whether it has ended.
+
+    A run that was copied or imported has none. A living process writes it before
+    anything else, and writes a damaged one again within seconds.
+
+    Args:
+        run: the run folder.
+        is_late: whether there has been no heartbeat for longer than that.
+    """
+    now = status(run)
+    if now["state"] == "absent":
+        return 0, False
+    return int(now["step"]), is_late or now["state"] != "no end"

@@ -17,6 +17,7 @@ from videotune.bounds import (
     CONFIG_DEPTH,
     CONFIG_NODES,
     KEY_PARTS,
+    has_more_values,
     read_limited,
     too_deep,
 )
@@ -142,9 +143,13 @@ def _unreadable(value: Any) -> str | None:
 def parsed(text: str, path: Path) -> Any:
     """Parse a text in YAML, TOML or JSON, as the name of its file says.
 
-    Raises VideotuneError if it is not valid, or nested too deep.
+    Raises VideotuneError if it is not valid, has too many values or is nested too deep.
     """
     value = _parsed_value(text, path)
+    if has_more_values(value, CONFIG_NODES):
+        raise VideotuneError(
+            f"{path} has more than {CONFIG_NODES:,} values: leave out what is no setting"
+        )
     deep_key = too_deep(value, CONFIG_DEPTH)
     if deep_key is not None:
         raise VideotuneError(
@@ -160,7 +165,7 @@ def _parsed_value(text: str, path: Path) -> Any:
         if format == "YAML":
             return yaml.load(text, _Loader)
         if format == "TOML":
-            _refuse_long_keys(text)
+            _refuse_costly_toml(text)
             return tomllib.loads(text)
         return json.loads(text, object_pairs_hook=_each_once)
     except _DuplicateKey as error:
@@ -194,9 +199,19 @@ _QUOTED = re.compile(r"""'[^'\n]*(?:'|$)|"(?:\\.|[^"\\\n])*+(?:"|$)""", re.MULTI
 """A quoted text of TOML in one line; one that is not closed ends with the line."""
 
 
-def _refuse_long_keys(text: str) -> None:
-    """Raise ValueError for a dotted key that would occupy TOML's parser for minutes."""
-    for part in re.split(r"[\n=,{}\[\]]", _QUOTED.sub("q", text)):
+_TOML_MARKS = re.compile(r"[=,.{\[]")
+"""What a key, a part of a key, a table or a value of TOML brings with it."""
+
+
+def _refuse_costly_toml(text: str) -> None:
+    """Raise ValueError for a long dotted key, and for more values than a config has,
+    either of which would occupy TOML's parser.
+    """
+    unquoted = _QUOTED.sub("q", text)
+    if len(_TOML_MARKS.findall(unquoted)) > CONFIG_NODES:
+        raise ValueError(f"it has more than {CONFIG_NODES:,} values")
+
+    for part in re.split(r"[\n=,{}\[\]]", unquoted):
         if part.count(".") >= KEY_PARTS:
             raise ValueError(
                 f"a key has more than {KEY_PARTS} parts: {shortened(part.strip())}"

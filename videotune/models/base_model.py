@@ -101,6 +101,10 @@ def place_of(settings: Mapping[str, Any]) -> BasePlace:
         VideotuneError: as ``place`` does, and if the two keys do not fit together.
     """
     name = settings["base_model_name"]
+    if not name:
+        raise VideotuneError(
+            "base_model_name is not set: name the base model, or restore a copy of the run's config.json"
+        )
     parts = settings.get("base_parts")
     if parts is None:
         return place(name, weights=False)

@@ -210,9 +210,9 @@ def differences_of_data(runs: Sequence[Run]) -> dict[str, list[str]]:
     those of the first run; of clips that both have, captions are compared.
     """
     captions_by_run = [_captions_by_clip(run) for run in runs]
+    if not runs or not all(captions_by_run):
+        return {}  # all may wait, and one from elsewhere may lack an account of its clips
     first = captions_by_run[0]
-    if not all(captions_by_run):
-        return {}  # a run from elsewhere may have no account of its clips
 
     clip_cells = []
     caption_cells = []

@@ -17,10 +17,17 @@ from videotune.reporter.privacy import shareable
 from videotune.reporter.read import Run, at, mapping
 from videotune.reporter.sound_code import conditioning_modality
 from videotune.runs.plan_facts import samples_per_step_words
+from videotune.runs.schemas import REMEDIES
 from videotune.text import as_argument
 
 MAX_PREVIEWS = 4
 """Previews of a card, at most; they are of the last step that has some."""
+
+_METHOD_TITLES = {
+    "LORA": "LoRA",
+    "FINE_TUNE": "Full fine-tuning",
+    "EMBEDDING": "Textual inversion",
+}
 
 _PRIVATE = re.compile(
     r"datasets|base_(model_name|parts)|cache_dir|init_from|output_model_destination|"
@@ -82,6 +89,7 @@ def model_card(run: Run) -> Any:
     )
     facts = {
         "name": name,
+        "method": _method_title(run),
         "base": base or _base_title(run) or family.title,
         "licence": licence,
         "d": use,
@@ -95,6 +103,16 @@ def model_card(run: Run) -> Any:
     templates = environment("videotune.reporter").overlay(autoescape=False)
     text = fill(templates, "card.md.j2", facts)
     return hub.ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}")
+
+
+def _method_title(run: Run) -> str:
+    """Return what a run has trained; VideotuneError if its config does not tell."""
+    method = str(run.setting("training_method"))
+    if method not in _METHOD_TITLES:
+        raise VideotuneError(
+            f"{run.folder / 'config.json'}: settings.training_method is none of {', '.join(_METHOD_TITLES)}: {REMEDIES['config']}"
+        )
+    return _METHOD_TITLES[method]
 
 
 def _base_title(run: Run) -> str | None:

@@ -69,11 +69,6 @@ def files_of_export(
         VideotuneError: if a file is elsewhere, is a link, was not written by an export,
             or was changed.
     """
-    if "\0" in str(entry["path"]):
-        raise VideotuneError(
-            f"{run}/exports.json: the path of an export has a character that no file "
-            "name can have. Export again"
-        )
     path = run / str(entry["path"])
     _refuse_elsewhere(run, path, folders)
     require_file(path)

@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 from videotune.bounds import RECORD_BYTES, RECORD_DEPTH, read_limited, too_deep
 from videotune.config.aliases import renamed_run
 from videotune.errors import VideotuneError
-from videotune.files import Count, checked, hash_path
+from videotune.files import Count, PathText, checked, hash_path
 from videotune.text import as_argument
 
 Seconds = Annotated[float, Interval(ge=0, le=2.5e11)]
@@ -52,12 +52,12 @@ _VIEWS = _object(
 )
 _CLIPS = _list(
     id=str | None,
-    path=str,
+    path=PathText,
     used=bool,
     held_out=bool,
     captions=NotRequired[list[str] | None],
-    mask=NotRequired[str | None],
-    start_image=NotRequired[str | None],
+    mask=NotRequired[PathText | None],
+    start_image=NotRequired[PathText | None],
     shape=NotRequired[str | None],
     source_fps=NotRequired[float | None],
     repeats_share=NotRequired[float | None],
@@ -92,13 +92,17 @@ SHAPES: Mapping[str, Any] = {
     "check": _object(clips=_CLIPS, skipped=NotRequired[Count]),
     "exports": _list(
         format=str,
-        path=str,
+        path=PathText,
         hash=str,  # ``files.hash_path`` of the file or folder
         use=NotRequired[str],
         verified=NotRequired[_object(reader=NotRequired[str])],
     ),
     "compare": _list(
-        prompt=str, seed=int, steps=NotRequired[list[Step]], video=str, sheet=str
+        prompt=str,
+        seed=int,
+        steps=NotRequired[list[Step]],
+        video=PathText,
+        sheet=PathText,
     ),
     "demo": dict[str, Any],
 }
@@ -226,7 +230,7 @@ LINES: Mapping[str, Any] = {
     "sample": _object(
         **_AT_STEP,
         prompt=str,
-        path=str,
+        path=PathText,
         picture=NotRequired[_object(fault=str | None)],
         sound=NotRequired[_object(loudness=Finite, clipped=Finite)],
     ),

@@ -360,6 +360,10 @@ def compare(
         folders += [run_folder(other, name) for name in names]
 
     existing_folders = [folder for folder in folders if folder.is_dir()]
+    if not existing_folders:
+        raise VideotuneError(
+            f"{project.title} has no such run: choose others on the page Train"
+        )
     write_comparison(existing_folders, project.folder / COMPARISON)
     return RedirectResponse(f"/p/{project.name}/file/{COMPARISON}", 303)
 

@@ -263,6 +263,10 @@ def show_previews(page: CurrentPage) -> Response:
     """Send the previews of the run that the address names, to stand beside others."""
     name = selected_run(page)
     project = page.current_project
+    if not name:
+        raise VideotuneError(
+            f"{project.title} has no run yet: start one on the page Setup"
+        )
     start = read_live(run_folder(project, name)).start
     return json_reply({"rows": preview_rows(project, name), "start": start.name})
 
