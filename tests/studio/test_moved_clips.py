@@ -92,6 +92,23 @@ def test_a_clip_of_before_the_first_check_is_kept_aside_at_once(
     assert states(project) == {"held-out/a.mp4": "held out"}
 
 
+def test_a_clip_that_a_check_met_between_two_moves_needs_no_caption(
+    client: Any, cats: projects.Project
+) -> None:
+    """The check saw the clip at its new place, and its caption not yet."""
+    move(client, "d", "held-out")
+    alone = {"used": False, "reason": "missing_caption", "captions": []}
+    alone["path"] = str(cats.folder / "held-out/d.mp4")
+    time.sleep(0.02)
+    folder = ended_job(cats, "check", 0, started=time.time())
+    account = {"clips": [CHECKED | alone], "notes": [], "note_codes": []}
+    write_json(folder / "out", account | {"blockers": []})
+
+    assert states(cats)["held-out/d.mp4"] == "held out"
+    (cats.folder / "held-out/d.txt").unlink()
+    assert states(cats)["held-out/d.mp4"] == "without"
+
+
 @pytest.mark.parametrize("to", ["held-out", "bin"])
 def test_counts_after_an_undo_are_those_of_before(
     client: Any, cats: projects.Project, to: str

@@ -139,7 +139,12 @@ def row_of_clip(
     row = dict(UNKNOWN)
     if checked_row:
         row = row_of_check(checked_row["path"], checked_row)
-        if any(_is_newer(path, checked_since, moved.get(path)) for path in files):
+        # A check that looked while the page moved the files found the clip alone.
+        was_alone = bool(caption) and row["reason"] in CAPTION_REASONS
+        is_newer = any(
+            _is_newer(path, checked_since, moved.get(path)) for path in files
+        )
+        if was_alone or is_newer:
             row |= {"state": "new", "why": "changed since the last check"}
         elif clip.path in moved:
             row |= _state_in_part(row, part, str(project.folder / part))
