@@ -241,6 +241,13 @@ def test_a_message_of_the_plan_leads_to_the_settings_that_it_names() -> None:
         '<a href="/p/my%20cats/setup#f-first_frame_probability">“First frame probability”</a> above 0'
     )
     assert linked_sentence("max_frames: too large", "a").startswith("<a href=")
+    for said, meant in (
+        ("If not, set learning_rate=0.1", "If not, set “Learning rate” to 0.1"),
+        ("Set max_grad_norm=2 or less", "Set “Max grad norm” to 2 or less"),
+        ("learning_rate=0.1 is far", "“Learning rate” set to 0.1 is far"),
+        ("set learning_rate lower", "set “Learning rate” lower"),
+    ):
+        assert in_page_words(said) == meant
 
 
 def test_the_reason_of_no_effect_names_settings_as_the_page_does(

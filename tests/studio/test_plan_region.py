@@ -602,6 +602,23 @@ def test_reasons_that_prevent_a_verdict_together_stand_in_one_place(
     assert 'id="plan-notes"' not in region(client)
 
 
+def test_a_far_learning_rate_is_compared_with_the_presets_wherever_it_stands(
+    client: Any, cats: projects.Project, answer: dict[str, Any]
+) -> None:
+    """The plan of a run knows the usual rate of the method only."""
+    projects.update(cats, preset="ltx 2B LoRA 12GB")
+    projects.save_draft(cats, {"learning_rate": 0.006})
+    note = (
+        "learning_rate 0.006 is 60 times the usual 0.0001: the training may break. If it "
+        "is not meant, set learning_rate=0.0001"
+    )
+    changes = {"notes": [note], "note_codes": ["far_rate"]}
+    answer.update({"plan": PLAN | changes, "current": True, "measuring": False})
+    shown = visible_text(client.get(SETUP).text)
+    assert shown.count("30 times the usual 0.0002") == 2, "at the field and in the plan"
+    assert "0.0001" not in shown
+
+
 @pytest.mark.parametrize("code", SERIOUS)
 def test_a_note_that_asks_for_a_decision_is_never_folded(
     client: Any, cats: projects.Project, answer: dict[str, Any], code: str

@@ -2,10 +2,11 @@
 training.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from videotune.config.usual_rates import TOO_HIGH, TOO_LOW
+from videotune.data.remarks import Remark, code_of
 from videotune.text import plain
 
 FAR = 10
@@ -69,3 +70,24 @@ def unusual_values(
                 f"{usual / value:.3g} times below the usual {usual:g}: {low_note}."
             )
     return notes
+
+
+def with_usual_of_preset(
+    notes: Iterable[str], values: Mapping[str, Any], inherited: Mapping[str, Any]
+) -> list[str]:
+    """Return the notes of a plan, those on a far learning rate in the words that stand at
+    its field, which compare it with the preset's.
+
+    Args:
+        notes: the notes, each with its code.
+        values: the user's values, by dotted name.
+        inherited: the values of the preset, by dotted name.
+    """
+    words_by_key = unusual_values(values, inherited)
+    replaced = []
+    for note in notes:
+        key = note.partition(" ")[0]
+        if code_of(note) == "far_rate" and key in words_by_key:
+            note = Remark("far_rate", f"{key} is {words_by_key[key]}")
+        replaced.append(note)
+    return replaced

@@ -33,8 +33,7 @@ def in_page_words(text: str) -> str:
     pattern, fields_by_key = _fields_by_key()
 
     def replace(match: re.Match[str]) -> str:
-        name = f"“{fields_by_key[match['key']].name}”"
-        return f"{name} set to {match['value']}" if match["value"] else name
+        return _with_value(f"“{fields_by_key[match['key']].name}”", match)
 
     return pattern.sub(replace, in_studio_terms(text))
 
@@ -53,7 +52,7 @@ def with_setting_links(text: str, project: str) -> Markup:
     def replace(match: re.Match[str]) -> str:
         field = fields_by_key[match["key"]]
         link = f'<a href="{setup}#f-{field.key}">“{escape(field.name)}”</a>'
-        return f"{link} set to {match['value']}" if match["value"] else link
+        return _with_value(link, match)
 
     # The text is escaped before marks are added to it.
     return Markup(pattern.sub(replace, in_studio_terms(escape(text))))
@@ -64,6 +63,18 @@ def linked_sentence(text: str, project: str) -> Markup:
     unless it begins with a setting.
     """
     return Markup(capitalized(str(with_setting_links(text, project))))
+
+
+def _with_value(name: str, match: re.Match[str]) -> str:
+    """Return a setting's name with the value that a text gives it: "steps=9" and
+    "set steps=9" become "Steps set to 9" and "set Steps to 9".
+    """
+    verb = match["set"] or ""
+    if not match["value"]:
+        return verb + name
+    if verb:
+        return f"{verb}{name} to {match['value']}"
+    return f"{name} set to {match['value']}"
 
 
 @cache
@@ -85,5 +96,5 @@ def _fields_by_key() -> tuple[re.Pattern[str], dict[str, Field]]:
 
     longest_first = sorted(fields_by_key, key=len, reverse=True)
     keys = "|".join(map(re.escape, longest_first))
-    pattern = rf"`?(?<![\w.])(?P<key>{keys})(?![\w.]*\w)(?:=(?P<value>[^\s,;:`]+))?`?"
+    pattern = rf"(?P<set>\b[Ss]et )?`?(?<![\w.])(?P<key>{keys})(?![\w.]*\w)(?:=(?P<value>[^\s,;:`]+))?`?"
     return re.compile(pattern), fields_by_key

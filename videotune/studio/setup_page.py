@@ -34,7 +34,7 @@ from videotune.studio.base_model_problem import (
     problem_of,
     problem_of_run,
 )
-from videotune.studio.far_values import unusual_values
+from videotune.studio.far_values import unusual_values, with_usual_of_preset
 from videotune.studio.field_errors import at_field
 from videotune.studio.field_kinds import PATH_KEYS
 from videotune.studio.first_model import first_model
@@ -137,6 +137,7 @@ def plan(page: PageContext) -> str:
     notes = with_codes(
         current_plan.get("notes", ()), current_plan.get("note_codes", ())
     )
+    own, inherited = flatten(draft(project)), inherited_values(project.preset)
     return render(
         "setup_plan",
         project=project,
@@ -157,7 +158,7 @@ def plan(page: PageContext) -> str:
         card_elsewhere=card_elsewhere(project),
         verdict=plan_verdict(project, current_plan),
         remedies=remedies,
-        notes=notes,
+        notes=with_usual_of_preset(notes, own, inherited),
         unfolded_notes=UNFOLDED_NOTES,
         verdict_notes=VERDICT_NOTES,
         names_of={field.key: field.name for field in fields()},
