@@ -109,6 +109,22 @@ def plan_text(page: Any) -> str:
     return str(page.locator("#plan").inner_text())
 
 
+def test_the_button_of_the_toy_says_what_it_has_chosen(tmp_path: Path) -> None:
+    with open_studio(tmp_path) as (studio, page):
+        page.goto(studio.address)
+        page.locator("[data-choose=toy]").click()
+        said = page.locator("#new-chosen")
+        assert "Model: toy" in said.inner_text()
+        assert page.locator("#new [name=preset][value=toy]").is_checked()
+        assert page.evaluate("document.activeElement.id") == "new-title"
+        page.locator('#new [name=preset][value=""]').check()
+        assert said.is_hidden()
+
+        page.locator("#new [data-close]").first.click()
+        page.locator("[data-open=new]").first.click()
+        assert said.is_hidden()
+
+
 def test_a_plan_is_of_the_settings_on_the_page_and_start_waits_for_it(
     tmp_path: Path,
 ) -> None:

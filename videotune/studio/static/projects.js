@@ -15,8 +15,12 @@
     if (!button) return;
     const option = document.querySelector(`#new [name=preset][value="${CSS.escape(button.dataset.choose)}"]`);
     option.checked = true;
+    $("new-chosen").textContent = `Model: ${option.value}. It is chosen in the list below; type a name and create the project.`;
+    $("new-chosen").hidden = false;
     $("new-title").focus();
   });
+  document.addEventListener("change", (event) => { if (event.target.matches("#new [name=preset]")) $("new-chosen").hidden = true; });
+  $("new").addEventListener("close", () => { $("new-chosen").hidden = true; });
   // a name is typed first; by itself a dialog gives the focus to its first button, Close
   document.addEventListener("click", (event) => {
     if (event.target.closest("[data-open=new]")) $("new-title").focus();
