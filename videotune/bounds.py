@@ -60,6 +60,9 @@ RECORD_BYTES = 256 << 20
 RECORD_DEPTH = 32
 """Nested values of such a file."""
 
+EXPORT_ENTRIES = 4_000
+"""Exports of a run; reports and the model card compare them with one another."""
+
 ANSWER_BYTES = 4 << 20
 """An answer of a caption server."""
 

@@ -478,14 +478,17 @@ def path_from(folder: Path, path: Path) -> str:
     return str(absolute)
 
 
-def hash_path(path: Path) -> str:
-    """Return 32 hex digits of a file's bytes, or of all names and bytes in a folder."""
+def hash_path(path: Path, hash_one: Callable[[Path], str] = hash_file) -> str:
+    """Return 32 hex digits of a file's bytes, or of all names and bytes in a folder.
+
+    Args:
+        path: the file or folder.
+        hash_one: returns the hash of a file's bytes.
+    """
     if path.is_file():
-        return hash_file(path)
+        return hash_one(path)
     files = sorted(file for file in path.rglob("*") if file.is_file())
-    return digest(
-        {file.relative_to(path).as_posix(): hash_file(file) for file in files}
-    )
+    return digest({file.relative_to(path).as_posix(): hash_one(file) for file in files})
 
 
 Moment = Annotated[float, Interval(ge=0, le=LATEST_TIME)]
