@@ -23,7 +23,7 @@ from typing import Annotated, Any
 from annotated_types import Interval, Predicate
 
 from videotune._version import BEGUN
-from videotune.bounds import can_be_path, read_at_most
+from videotune.bounds import can_be_path, open_regular, read_at_most
 from videotune.lazy import psutil
 
 CONFIG_SUFFIXES = (".json", ".yaml", ".yml", ".toml")
@@ -462,8 +462,8 @@ def digest(value: Any) -> str:
 
 
 def hash_file(path: Path) -> str:
-    """Return 32 hex digits of a file's bytes."""
-    with path.open("rb") as file:
+    """Return 32 hex digits of a file's bytes; OSError if it is not a regular file."""
+    with open_regular(path) as file:
         return hashlib.file_digest(
             file, lambda: hashlib.blake2b(digest_size=16)
         ).hexdigest()
