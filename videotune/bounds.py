@@ -10,6 +10,7 @@ import os
 import stat
 import time
 from collections.abc import Mapping
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -105,7 +106,7 @@ def require_file(path: Path, subject: str = "") -> None:
     )
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """Open a file to read it; what is not a regular file is refused and never waited for.
 
     It looks at what it has opened. A path that is looked at first may lead to a pipe when
