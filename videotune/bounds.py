@@ -5,10 +5,12 @@ Every reader has its bound from here. A bound is far above what is published and
 below what would hurt.
 """
 
+import errno
 import os
 import stat
 import time
 from collections.abc import Mapping
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -60,6 +62,9 @@ RECORD_BYTES = 256 << 20
 RECORD_DEPTH = 32
 """Nested values of such a file."""
 
+EXPORT_ENTRIES = 4_000
+"""Exports of a run; reports and the model card compare them with one another."""
+
 ANSWER_BYTES = 4 << 20
 """An answer of a caption server."""
 
@@ -101,6 +106,31 @@ def require_file(path: Path, subject: str = "") -> None:
     )
 
 
+def open_regular(path: Path) -> BufferedReader:
+    """Open a file to read it; what is not a regular file is refused and never waited for.
+
+    It looks at what it has opened. A path that is looked at first may lead to a pipe when
+    it is opened, and a link to /dev/stdin leads each process to another file.
+
+    Raises:
+        OSError: if it cannot be opened, or is a folder, a pipe, a socket or a device.
+    """
+    flags = os.O_RDONLY
+    for name in ("O_NONBLOCK", "O_NOCTTY", "O_BINARY", "O_CLOEXEC"):
+        flags |= getattr(os, name, 0)
+    descriptor = os.open(path, flags)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
 def read_limited(path: Path, most: int, subject: str) -> bytes:
     """Return the bytes of a file.
 
@@ -114,7 +144,7 @@ def read_limited(path: Path, most: int, subject: str) -> bytes:
         OSError: if it cannot be read.
     """
     require_file(path)
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         content = read_at_most(file, most + 1)
     if len(content) > most:
         size = max(len(content), path.stat().st_size)

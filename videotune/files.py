@@ -23,7 +23,7 @@ from typing import Annotated, Any
 from annotated_types import Interval, Predicate
 
 from videotune._version import BEGUN
-from videotune.bounds import can_be_path, read_at_most
+from videotune.bounds import can_be_path, open_regular, read_at_most
 from videotune.lazy import psutil
 
 CONFIG_SUFFIXES = (".json", ".yaml", ".yml", ".toml")
@@ -462,8 +462,8 @@ def digest(value: Any) -> str:
 
 
 def hash_file(path: Path) -> str:
-    """Return 32 hex digits of a file's bytes."""
-    with path.open("rb") as file:
+    """Return 32 hex digits of a file's bytes; OSError if it is not a regular file."""
+    with open_regular(path) as file:
         return hashlib.file_digest(
             file, lambda: hashlib.blake2b(digest_size=16)
         ).hexdigest()
@@ -478,14 +478,17 @@ def path_from(folder: Path, path: Path) -> str:
     return str(absolute)
 
 
-def hash_path(path: Path) -> str:
-    """Return 32 hex digits of a file's bytes, or of all names and bytes in a folder."""
+def hash_path(path: Path, hash_one: Callable[[Path], str] = hash_file) -> str:
+    """Return 32 hex digits of a file's bytes, or of all names and bytes in a folder.
+
+    Args:
+        path: the file or folder.
+        hash_one: returns the hash of a file's bytes.
+    """
     if path.is_file():
-        return hash_file(path)
+        return hash_one(path)
     files = sorted(file for file in path.rglob("*") if file.is_file())
-    return digest(
-        {file.relative_to(path).as_posix(): hash_file(file) for file in files}
-    )
+    return digest({file.relative_to(path).as_posix(): hash_one(file) for file in files})
 
 
 Moment = Annotated[float, Interval(ge=0, le=LATEST_TIME)]

@@ -22,10 +22,12 @@ from tests.support.dripping_server import dripping
 from tests.support.hub_uploads import TOKEN, upload_hub
 from tests.support.run_processes import Work
 from tests.support.waiting import wait_until
+from videotune.bounds import EXPORT_ENTRIES
 from videotune.commands import publish as publishing
 from videotune.commands.publish import card, publish
 from videotune.errors import DONE, VideotuneError
-from videotune.files import hash_path, read_json, write_json
+from videotune.files import hash_file, hash_path, read_json, write_json
+from videotune.runs import export_files
 
 SHOWN = (
     "steps=2",
@@ -375,6 +377,47 @@ def test_a_run_publishes_nothing_that_it_never_exported(
     with pytest.raises(VideotuneError), limited(10):
         publish(run, "user/run")
     assert hub.files == {}
+
+
+@pytest.mark.parametrize("spelling", ["export/{}", "export/../export/{}", "a folder"])
+def test_a_file_is_hashed_once_however_often_it_is_listed(
+    spelling: str, run: Path, monkeypatch: Patch
+) -> None:
+    entry = read_json(run / "exports.json")[0]
+    export = run / entry["path"]
+    entry["path"] = spelling.format(export.name)
+    if spelling == "a folder":
+        inner = run / "a folder" / "inner"
+        inner.mkdir(parents=True)
+        shutil.copy(export, inner)
+        for folder in (inner.parent, inner):
+            (folder / "videotune.json").write_text("{}")
+        entry |= {"path": "a folder", "hash": hash_path(run / "a folder")}
+        within = entry | {"path": "a folder/inner", "hash": hash_path(inner)}
+        entries = [entry, within] * 10
+    else:
+        entries = [entry] * 20
+    write_json(run / "exports.json", entries)
+
+    hashed: list[Path] = []
+    monkeypatch.setattr(
+        export_files,
+        "hash_file",
+        lambda path: [hashed.append(path), hash_file(path)][1],
+    )
+    publish(run, dry_run=True)
+    assert len(hashed) == len(set(hashed)) >= 1
+
+
+def test_too_many_exports_are_a_sentence(run: Path) -> None:
+    """Thirty thousand took two minutes."""
+    entries = read_json(run / "exports.json")
+    write_json(run / "exports.json", entries[:1] * (EXPORT_ENTRIES + 1))
+    with pytest.raises(VideotuneError, match=r"exports\.json"), limited(10):
+        publish(run, dry_run=True)
+    write_json(run / "exports.json", entries[:1] * EXPORT_ENTRIES)
+    with limited(15):
+        publish(run, dry_run=True)
 
 
 @pytest.mark.parametrize("key", ["verified", "format", "path", "hash", "use"])

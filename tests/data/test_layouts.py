@@ -101,6 +101,21 @@ def test_links_are_followed_and_circles_end(tmp_path: Path) -> None:
     assert [name for name, _ in listing(tmp_path / "set")] == ["b.mp4", "linked/a.mp4"]
 
 
+def test_a_clip_or_caption_that_links_to_itself_costs_no_other(tmp_path: Path) -> None:
+    touch(tmp_path, "a.mp4", "b.mp4")
+    for name in ("b.txt", "c.mp4", "d.PNG"):
+        os.symlink(name, tmp_path / name)
+    assert [name for name, _ in listing(tmp_path)] == [
+        "a.mp4",
+        "b.mp4",
+        "c.mp4",
+        "d.PNG",
+    ]
+    os.symlink("sub", tmp_path / "sub")
+    with pytest.raises(VideotuneError, match="sub"):
+        listing(tmp_path)
+
+
 NOTES = [
     (
         "a.mp4 b.m4v x.heic sub/y.HEIC z.avif .w.avif notes.md sub/song.mp3",

@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 
 from tests.support.clips import noise, write_clip
+from tests.support.damaged_files import limited
 from tests.support.datasets import problem_of
 from tests.support.index_files import as_json, read_index, write_index
 from videotune.data import media_index as module
 from videotune.data.archives import silent
 from videotune.data.content_scan import ContentScan, scan_content
+from videotune.data.file_checks import stat_of
 from videotune.data.index_rows import FileStamp
 from videotune.data.media_index import INDEX_VERSION, MediaIndex
 from videotune.data.media_info import MediaInfo
@@ -337,12 +339,13 @@ def test_an_interrupted_scan_keeps_what_it_has(
     assert codecs(scan(folder, index)) == {"a.mp4": "marked", "c.mp4": "h264"}
 
 
-@pytest.mark.skipif(os.name == "nt", reason="needs pipes with names")
+@pytest.mark.skipif(os.name == "nt", reason="needs files with holes")
 def test_a_hang_is_reported_and_not_remembered(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    os.mkfifo(folder / "aa.mp4")  # whoever reads it waits for ever
-    monkeypatch.setattr(module, "stat_of", Path.stat)  # which would refuse it
+    (folder / "aa.mp4").touch()
+    os.truncate(folder / "aa.mp4", 1 << 42)  # is read for hours
+    monkeypatch.setattr(module, "SLOWEST_DISK", float("inf"))
     monkeypatch.setattr(module, "SLOWEST_DECODER", 0.0)
     with Workers(2, limit=1.0) as workers:
         monkeypatch.setattr(module, "default_workers", lambda: workers)
@@ -350,6 +353,39 @@ def test_a_hang_is_reported_and_not_remembered(
     assert known["aa.mp4"] == ("", "unreadable: no answer within 1 s", None)
     assert set(codecs(known)) == {"a.mp4", "c.mp4"}
     assert names(tmp_path / "index.sqlite") == {"a.mp4", "b.mp4", "c.mp4"}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs pipes with names")
+@pytest.mark.parametrize("becomes", ["a pipe", "/dev/zero", "a folder", "a loop"])
+def test_a_clip_that_is_exchanged_after_the_first_look_is_not_waited_for(
+    becomes: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So is a link to /dev/stdin, which leads each process to another file."""
+
+    to_exchange = [folder / "a.mp4"]
+
+    def exchange_after_look(path: Path) -> os.stat_result:
+        status = stat_of(path)
+        if path in to_exchange:
+            to_exchange.remove(path)
+            path.unlink()
+            if becomes == "a pipe":
+                os.mkfifo(path)
+            elif becomes == "a folder":
+                path.mkdir()
+            else:
+                path.symlink_to("/dev/zero" if becomes == "/dev/zero" else path.name)
+        return status
+
+    monkeypatch.setattr(module, "stat_of", exchange_after_look)
+    with Workers(1, limit=10.0) as workers, limited(10):
+        monkeypatch.setattr(module, "default_workers", lambda: workers)
+        monkeypatch.setattr(module, "SLOWEST_DECODER", 0.0)
+        known = scan(folder, tmp_path / "index.sqlite")
+    _, problem, _ = known["a.mp4"]
+    assert problem.startswith("unreadable")
+    assert "no answer" not in problem
+    assert known["c.mp4"][0]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs pipes with names")

@@ -24,6 +24,7 @@ from tests.support.dripping_server import dripping
 from tests.support.hub_downloads import COMMIT, hub_of
 from tests.support.hub_settings import hub_settings
 from videotune.cli.main import main
+from videotune.data import hub_files
 from videotune.errors import VideotuneError
 from videotune.models import hub
 from videotune.models.base_model import place
@@ -314,6 +315,19 @@ def test_a_hub_that_never_finishes_its_answer_counts_as_not_reached(
         monkeypatch.setattr(constants, "ENDPOINT", address)
         with pytest.raises(VideotuneError):
             place("user/model")
+
+
+@pytest.mark.parametrize("where", ["headers", "body", "silent"])
+def test_a_hub_that_never_finishes_holds_no_dataset_up(
+    where: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(hub_files, "UPLOAD_SECONDS", 0.5)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with dripping(where) as address, limited(20):
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        with pytest.raises(VideotuneError, match=r"user/clips.*check the network"):
+            hub_files.snapshot("user/clips", None, suffixes=(".mp4",), names=())
 
 
 # ---- videotune download

@@ -83,6 +83,22 @@ def test_a_plan_comes_in_two_parts_and_an_error_has_none(
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "text"), [("theirs.json", "{"), ("theirs.toml", "a ="), ("theirs.txt", "")]
+)
+def test_a_refused_import_names_the_file_without_the_servers_folder(
+    name: str, text: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(text)
+    files = [str(tmp_path / name)]
+    for within in (None, str(tmp_path)):
+        question = {"what": "import", "files": files, "seen": [1], "within": within}
+        refusal = answer(tmp_path / f"{within is None}.json", question)
+        assert refusal["code"] == 1
+        assert name in refusal["words"]
+        assert str(tmp_path) not in refusal["words"]
+
+
 def test_a_damaged_clip_is_left_out_of_the_calculation(
     tmp_path: Path, question: dict[str, Any], small_clips: Path
 ) -> None:

@@ -164,6 +164,9 @@ def test_own_presets_are_saved_used_and_moved_to_the_bin(studio: Studio) -> None
     studio.post("preset/use", name=saved.stem)
     assert studio.draft() == {"steps": 33}
     assert studio.facts()["preset"] == "toy"
+    for slip in ("apply", "delete", "Use"):
+        studio.post(f"preset/{slip}", 422, name=saved.stem)
+        assert saved.exists()
     studio.post("preset/remove", name=saved.stem)
     assert not saved.exists()
     assert list((studio.root / "bin").glob("*/item.json"))

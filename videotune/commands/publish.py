@@ -14,7 +14,7 @@ from videotune.hub_errors import hub_problem
 from videotune.lazy import huggingface_hub as hub
 from videotune.reporter.model_card import model_card, previews
 from videotune.reporter.read import Run, read_run
-from videotune.runs.export_files import check_preview, files_of_export, read_exports
+from videotune.runs.export_files import check_preview, files_of_exports, read_exports
 
 
 def card(run: Path) -> dict[str, Any]:
@@ -72,8 +72,7 @@ def publish(
     text = str(model_card(run_facts))
     tell_prompts(run_facts)
     files = {name: check_preview(run, name) for name in previews(run_facts)}
-    for entry in exports:
-        files |= files_of_export(run, entry, folders)
+    files |= files_of_exports(run, exports, folders)
 
     sizes = [
         {"path": name, "bytes": path.stat().st_size} for name, path in files.items()

@@ -61,8 +61,13 @@ def read_caption_text(path: Path) -> str:
     Raises:
         ClipProblem: if the file is missing, empty, or not UTF-8.
     """
-    # Reading a pipe might wait forever.
-    if path.exists() and not path.is_file():
+    try:
+        is_other = path.exists() and not path.is_file()
+    except OSError as error:  # a link into a folder that may not be entered
+        raise ClipProblem(
+            "missing_caption", f"{path} cannot be read: {error.strerror}"
+        ) from error
+    if is_other:
         raise ClipProblem("missing_caption", f"{path} is not a regular file")
 
     text = read_utf8(path)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from videotune.bounds import open_regular
 from videotune.data.object_files import local_copy
 from videotune.errors import VideotuneError
 
@@ -124,7 +125,7 @@ def type_of_file(path: Path) -> str:
     Raises:
         OSError: if the file cannot be read.
     """
-    with local_copy(path) as local, local.open("rb") as file:
+    with local_copy(path) as local, open_regular(local) as file:
         head = file.read(HEAD_BYTES)
 
     file_type = type_of(head)
@@ -175,7 +176,7 @@ def head_of(file: Path) -> bytes:
     """
     with local_copy(file) as local:
         try:
-            with local.open("rb") as stream:
+            with open_regular(local) as stream:
                 head = stream.read(HEAD_BYTES)
         except OSError as error:
             raise ClipProblem("unreadable", error.strerror or str(error)) from error

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from videotune.data.clip_file import (
+    CAPTION_SUFFIXES,
     CLIP_FOLDERS,
+    CLIP_SUFFIXES,
 )
 from videotune.data.folder_walk import LinkGuard
 from videotune.errors import VideotuneError
@@ -129,12 +131,30 @@ def _walk_from(
 
     for entry in entries:
         is_link = via_link or entry.is_symlink()
-        if entry.is_dir():
+        if _is_folder(entry):
             yield from _walk_from(
                 entry.path, guard, inner_ancestors, is_link, output_folders
             )
         else:
             yield entry.path, is_link
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a folder.
+
+    A link in a circle, or into a folder that may not be entered, is a file if it is named
+    like a clip or a caption: that one is skipped, and not the whole dataset.
+
+    Raises:
+        OSError: if any other entry cannot be looked at.
+    """
+    try:
+        return entry.is_dir()
+    except OSError:
+        suffix = os.path.splitext(entry.name)[1].lower()
+        if suffix in (*CLIP_SUFFIXES, *CAPTION_SUFFIXES):
+            return False
+        raise
 
 
 def named_path(path: Path) -> Path:

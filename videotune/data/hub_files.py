@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from videotune.bounds import MODEL_FILE_BYTES, UPLOAD_SECONDS
 from videotune.data.archives import (
     RESERVE,
 )
@@ -17,7 +18,8 @@ from videotune.data.parquet_clips import (
     is_other_split,
 )
 from videotune.errors import VideotuneError
-from videotune.hub_errors import hub_problem
+from videotune.http_limits import AnswerLimits
+from videotune.hub_errors import hub_problem, is_unreached
 from videotune.lazy import huggingface_hub as hub
 from videotune.text import counted_are
 
@@ -109,7 +111,11 @@ def snapshot(
     patterns += [f"*/{name}" for name in names]
     try:
         folder = hub.snapshot_download(
-            repo, repo_type="dataset", revision=revision, allow_patterns=patterns
+            repo,
+            repo_type="dataset",
+            revision=revision,
+            allow_patterns=patterns,
+            local_files_only=not _answers(repo, revision),
         )
     except (
         Exception
@@ -118,6 +124,25 @@ def snapshot(
             f"the Hub dataset {hub_problem(repo, error, folder='datasets/')}"
         ) from error
     return Path(folder)
+
+
+def _answers(repo: str, revision: str | None) -> bool:
+    """Return whether the Hub answers what is asked of a dataset; also if it is not to be
+    asked, which the library finds out.
+
+    The library would wait for an answer for ever.
+    """
+    if hub.constants.HF_HUB_OFFLINE:
+        return True
+    limits = AnswerLimits(UPLOAD_SECONDS, MODEL_FILE_BYTES)
+    try:
+        with limits.attached(hub.get_session()):
+            hub.HfApi().dataset_info(repo, revision=revision)
+    except Exception as error:
+        if not is_unreached(error):
+            raise
+        return False
+    return True
 
 
 def _any_case(suffix: str) -> str:

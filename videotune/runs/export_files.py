@@ -6,13 +6,14 @@ folder from someone else.
 
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from videotune.bounds import require_file
 from videotune.errors import VideotuneError
-from videotune.files import hash_path
+from videotune.files import hash_file, hash_path
 from videotune.runs.schemas import read_record
 from videotune.text import as_argument
 
@@ -55,22 +56,49 @@ def read_exports(run: Path) -> list[dict[str, Any]]:
     return entries
 
 
-def files_of_export(
-    run: Path, entry: Mapping[str, Any], folders: Sequence[Path] = ()
+def files_of_exports(
+    run: Path, entries: Sequence[Mapping[str, Any]], folders: Sequence[Path] = ()
 ) -> dict[str, Path]:
-    """Return the files of an export by their names in a repository.
+    """Return the files of exports by their names in a repository.
+
+    Each file is hashed once, however many entries or folders it belongs to.
 
     Args:
         run: the run folder.
-        entry: an entry of ``exports.json``.
+        entries: the entries of ``exports.json``.
         folders: other folders that exports may be in.
 
     Raises:
         VideotuneError: if a file is elsewhere, is a link, was not written by an export,
             or was changed.
     """
-    path = run / str(entry["path"])
-    _refuse_elsewhere(run, path, folders)
+    hash_real_file = cache(hash_file)
+
+    def hash_once(path: Path) -> str:
+        return hash_real_file(Path(os.path.realpath(path)))
+
+    files: dict[str, Path] = {}
+    checked_entries: set[tuple[Path, str]] = set()
+    for entry in entries:
+        path = run / str(entry["path"])
+        _refuse_elsewhere(run, path, folders)
+        if (path, entry["hash"]) not in checked_entries:
+            checked_entries.add((path, entry["hash"]))
+            files |= _files_of_export(run, path, entry["hash"], hash_once)
+    return files
+
+
+def _files_of_export(
+    run: Path, path: Path, expected_hash: str, hash_once: Callable[[Path], str]
+) -> dict[str, Path]:
+    """Return the files of an export by their names in a repository.
+
+    Args:
+        run: the run folder.
+        path: the export.
+        expected_hash: of its entry.
+        hash_once: returns the hash of a file's bytes.
+    """
     require_file(path)
     if not path.exists():
         raise _changed(run, path)
@@ -85,7 +113,7 @@ def files_of_export(
         is_model_file = path.is_dir() and file.suffix in MODEL_SUFFIXES
         _refuse_other_file(run, file, may_be_shared=is_model_file)
 
-    if hash_path(path) != entry["hash"]:
+    if hash_path(path, hash_once) != expected_hash:
         raise _changed(run, path)
     if path.is_dir() and not (path / MARKED_FOLDER).is_file():
         raise VideotuneError(

@@ -7,10 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired
 
-from annotated_types import Interval
+from annotated_types import Interval, Len
 from typing_extensions import TypedDict
 
-from videotune.bounds import RECORD_BYTES, RECORD_DEPTH, read_limited, too_deep
+from videotune.bounds import (
+    EXPORT_ENTRIES,
+    RECORD_BYTES,
+    RECORD_DEPTH,
+    read_limited,
+    too_deep,
+)
 from videotune.config.aliases import renamed_run
 from videotune.errors import VideotuneError
 from videotune.files import Count, PathText, checked, hash_path
@@ -77,6 +83,13 @@ _CONFIG = _object(
     versions=NotRequired[dict[str, str]],
     asked=NotRequired[dict[str, Any]],
 )
+_EXPORTS = _list(
+    format=str,
+    path=PathText,
+    hash=str,  # ``files.hash_path`` of the file or folder
+    use=NotRequired[str],
+    verified=NotRequired[_object(reader=NotRequired[str])],
+)
 
 SHAPES: Mapping[str, Any] = {
     "COMPLETE": _object(
@@ -90,13 +103,7 @@ SHAPES: Mapping[str, Any] = {
         effective_batch=Count,
     ),
     "check": _object(clips=_CLIPS, skipped=NotRequired[Count]),
-    "exports": _list(
-        format=str,
-        path=PathText,
-        hash=str,  # ``files.hash_path`` of the file or folder
-        use=NotRequired[str],
-        verified=NotRequired[_object(reader=NotRequired[str])],
-    ),
+    "exports": Annotated[_EXPORTS, Len(0, EXPORT_ENTRIES)],
     "compare": _list(
         prompt=str,
         seed=int,

@@ -55,10 +55,7 @@ def write_answer(question: Mapping[str, Any]) -> None:
             os.nice(HOURS_NICENESS)  # a plan that somebody waits for goes first
             _answer_hours(question, answer, previous, out)
         else:
-            files = [Path(file) for file in question["files"]]
-            within = question.get("within")
-            imported = import_config(files, within=within and Path(within))
-            answer |= asdict(imported.for_studio())
+            answer |= _import_answer(question)
     except (VideotuneError, OSError) as error:
         answer["code"] = getattr(error, "exit_code", FAILED)
         answer["words"] = str(error)
@@ -69,6 +66,25 @@ def write_answer(question: Mapping[str, Any]) -> None:
 
     answer["part"] = "full"
     write_json(out, json.loads(json.dumps(answer, default=str)), durable=False)
+
+
+def _import_answer(question: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an uploaded config becomes.
+
+    Raises:
+        VideotuneError: if it cannot be imported; the uploaded files are named without
+            their folder on the server.
+    """
+    files = [Path(file) for file in question["files"]]
+    within = question.get("within")
+    try:
+        imported = import_config(files, within=within and Path(within))
+    except (VideotuneError, OSError) as error:
+        message = str(error)
+        for file in files:
+            message = message.replace(str(file), file.name)
+        raise VideotuneError(message) from error
+    return asdict(imported.for_studio())
 
 
 def _limit_worker(studio: BaseProcess) -> None:

@@ -4,7 +4,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
@@ -423,7 +423,9 @@ def _facts_of(key: str, value: str) -> dict[str, Any]:
 
 
 @routes.post("/p/{project}/setup/preset/{act}")
-def own_preset(act: str, page: CurrentPage, form: PostedForm) -> Response:
+def own_preset(
+    act: Literal["save", "use", "remove"], page: CurrentPage, form: PostedForm
+) -> Response:
     """Save the settings as a preset, apply a preset, or move one to the bin."""
     project = page.current_project
     with at_field("name"):
