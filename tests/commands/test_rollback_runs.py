@@ -244,6 +244,8 @@ def test_killed_anywhere_in_setting_aside_nothing_is_lost_and_asking_again_finis
     tmp_path: Path,
 ) -> None:
     made(tmp_path / "before")
+    # What is computed once in a process would be lines of the first run alone.
+    roll_back(shutil.copytree(tmp_path / "before", tmp_path / "warm"))
     points = kill_points(
         roll_back, shutil.copytree(tmp_path / "before", tmp_path / "dry"), SAVING
     )

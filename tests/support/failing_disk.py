@@ -88,6 +88,18 @@ def _half_copy(source: Path, target: Path, **_: Any) -> None:
     Path(target).write_bytes(data[: len(data) // 2])
 
 
+def _unless_read(
+    open_file: Callable[..., Any], counted: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return what opens a file uncounted if it is read (``bounds.open_regular``)."""
+
+    def opening(path: Any, flags: int, *args: Any, **kwargs: Any) -> Any:
+        is_read = flags & os.O_NONBLOCK
+        return (open_file if is_read else counted)(path, flags, *args, **kwargs)
+
+    return opening
+
+
 @contextmanager
 def disk(
     broken: int = 0, how: str = "before", number: int = errno.EIO
@@ -113,7 +125,7 @@ def disk(
         patch.object(
             shutil, "copyfile", one.counted("copyfile", shutil.copyfile, _half_copy)
         ),
-        patch.object(os, "open", one.counted("open", os.open)),
+        patch.object(os, "open", _unless_read(os.open, one.counted("open", os.open))),
     ):
         yield one
 

@@ -140,7 +140,7 @@ def row_of_clip(
     if checked_row:
         row = row_of_check(checked_row["path"], checked_row)
         # A check that looked while the page moved the files found the clip alone.
-        was_alone = bool(caption) and row["reason"] in CAPTION_REASONS
+        was_alone = bool(caption) and row["reason"] == "missing_caption"
         is_newer = any(
             _is_newer(path, checked_since, moved.get(path)) for path in files
         )

@@ -157,7 +157,7 @@ def run_state(
 
 def run_to_follow(page: PageContext, names: Sequence[str]) -> str:
     """Return the run that trains, or else the newest."""
-    entries = queue_page.project_entries(page.root, page.current_project)
+    entries = queue_page.shown_entries(page.root, page.current_project)
     training = {
         entry.run.name
         for entry in entries
