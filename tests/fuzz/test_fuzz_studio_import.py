@@ -200,7 +200,11 @@ def check_project(project: projects.Project, *, is_restricted: bool) -> None:
         "card",
         "vram",
         "allow_skips",
+        "left_sources",
     }
+    for name in project.facts.get("left_sources", []):
+        assert not {"/", "\\"} & set(name), "no place of another computer"
+        assert name.isprintable()
 
     rule = PathRule(project.folder.parent, is_restricted)
     for path in project.folder.glob("runs/**/config*.json"):
