@@ -137,7 +137,8 @@ def plan(page: PageContext) -> str:
     notes = with_codes(
         current_plan.get("notes", ()), current_plan.get("note_codes", ())
     )
-    own, inherited = flatten(draft(project)), inherited_values(project.preset)
+    own = flatten(draft(project))
+    inherited = inherited_values(project.preset)
     return render(
         "setup_plan",
         project=project,
