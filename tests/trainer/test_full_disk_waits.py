@@ -46,7 +46,7 @@ def trainer(
 
 
 def failing(times: int, error: OSError = FULL) -> Callable[[], str]:
-    """What fails so often, and then has a result."""
+    """Return a function that fails ``times`` times and then succeeds."""
     left = [error] * times
 
     def write() -> str:

@@ -193,7 +193,7 @@ class HalfState(Broken):
 
 
 class Averaging(Broken):
-    """Its result is another one than what it trains."""
+    """Its averaged weights, the result, differ from those that it trains."""
 
     def update(self, group: dict[str, Any], parameter: nn.Parameter) -> None:
         parameter -= group["lr"] * parameter.grad

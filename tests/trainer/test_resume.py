@@ -1,4 +1,4 @@
-"""What a resume goes on from, what may differ by then, and what it says of it."""
+"""Which checkpoint a resume takes, which settings may differ, and what it reports."""
 
 import json
 import shutil
@@ -44,7 +44,7 @@ STEPS = 4
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, small_clips: Path) -> Lab:
-    """A lab with a run of four steps, saved at each second one, on clips of its own."""
+    """A lab with a copy of the clips and a finished run that saved every two steps."""
     tmp = tmp_path_factory.mktemp("resume")
     clips = shutil.copytree(small_clips, tmp / "clips")
     lab = Lab(Path("asset:toy"), clips, tmp / "cache", tmp)

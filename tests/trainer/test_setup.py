@@ -198,7 +198,7 @@ def test_a_resume_needs_the_same_base(lab: Lab) -> None:
 def test_initial_weights_are_those_of_a_run_s_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_family: Callable[..., Any]
 ) -> None:
-    """A resume after it has weights of its own."""
+    """A run that resumes after that step already has its own weights."""
     monkeypatch.setenv("HOME", str(tmp_path))
     family = tiny_family("wan")
     config = parse({"init_from": "~/checkpoint"})

@@ -43,7 +43,7 @@ class Filled:
 def filled_by(
     size: int, lab: Lab, cache_of: Caches, knobs: dict[str, Any]
 ) -> list[Filled]:
-    """Let so many processes fill their caches."""
+    """Fill the caches of ``size`` processes, each played by a thread."""
     # Two threads cannot load models at the same time.
     families = []
     for _ in range(size):

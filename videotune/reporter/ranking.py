@@ -163,22 +163,20 @@ def doubt_on_found_clips(runs: Sequence[Run]) -> str:
     Clips that a run found and did not use count, too: which ones it uses may be what the
     sweep tries.
     """
-    captions_by_clip = []
-    for run in runs:
-        if run.clips:
-            captions_by_clip.append(
-                {
-                    str(clip["id"] or clip["path"]): items(clip["captions"])
-                    for clip in run.clips
-                }
-            )
-    if all(captions == captions_by_clip[0] for captions in captions_by_clip):
+    found = [_captions_of_found(run) for run in runs if run.clips]
+    if all(captions == found[0] for captions in found):
         return ""
 
-    what = "Captions"
-    if any(one.keys() != captions_by_clip[0].keys() for one in captions_by_clip):
-        what = "Clips"
+    has_other_clips = any(captions.keys() != found[0].keys() for captions in found)
+    changed = "Clips" if has_other_clips else "Captions"
     return (
-        f"{what} were changed between these runs, so they do not differ by their settings "
-        "alone."
+        f"{changed} were changed between these runs, so they do not differ by their "
+        "settings alone."
     )
+
+
+def _captions_of_found(run: Run) -> dict[str, list[Any]]:
+    """Return the captions of all clips that a run found, used or not, by the clips' ids."""
+    return {
+        str(clip["id"] or clip["path"]): items(clip["captions"]) for clip in run.clips
+    }

@@ -43,14 +43,15 @@ class LikelyCopies:
                 "It cannot be told from samples: your clips are so alike among "
                 "themselves that a copy would not stand out."
             )
+
         samples = counted(self.samples, "sample")
+        before = f"before training {plain(self.base_copies)}"
         if self.are_found:
-            before = f", before training {plain(self.base_copies)}"
-            return f"Likely yes: {plain(self.copies)} of {samples}{before}."
+            return f"Likely yes: {plain(self.copies)} of {samples}, {before}."
         if self.copies:
             return (
                 f"No sign of it: {plain(self.copies)} of {samples} would count as a "
-                f"likely copy, before training {plain(self.base_copies)}."
+                f"likely copy, {before}."
             )
         return f"No sign of it in {samples}."
 

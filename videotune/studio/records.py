@@ -49,6 +49,10 @@ class EarlierValue(TypedDict):
     value: Any
 
 
+MOST_LEFT_SOURCES = 20
+"""Folders and datasets of an imported project that are named."""
+
+
 class ProjectFacts(TypedDict, total=False):
     """``project.json``."""
 
@@ -63,7 +67,7 @@ class ProjectFacts(TypedDict, total=False):
     sources: list[SourceFacts]
     """Datasets outside of the project."""
 
-    left_sources: Annotated[list[ShortText], Len(0, 20)]
+    left_sources: Annotated[list[ShortText], Len(0, MOST_LEFT_SOURCES)]
     """Names of those that it had on the computer where it was exported."""
 
     captioning: dict[ShortText, Annotated[str, Len(0, 5000)]]

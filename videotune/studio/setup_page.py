@@ -137,7 +137,7 @@ def plan(page: PageContext) -> str:
     notes = with_codes(
         current_plan.get("notes", ()), current_plan.get("note_codes", ())
     )
-    own = flatten(draft(project))
+    own_values = flatten(draft(project))
     inherited = inherited_values(project.preset)
     return render(
         "setup_plan",
@@ -159,7 +159,7 @@ def plan(page: PageContext) -> str:
         card_elsewhere=card_elsewhere(project),
         verdict=plan_verdict(project, current_plan),
         remedies=remedies,
-        notes=with_usual_of_preset(notes, own, inherited),
+        notes=with_usual_of_preset(notes, own_values, inherited),
         unfolded_notes=UNFOLDED_NOTES,
         verdict_notes=VERDICT_NOTES,
         names_of={field.key: field.name for field in fields()},
