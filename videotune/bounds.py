@@ -71,7 +71,7 @@ ANSWER_BYTES = 4 << 20
 ANSWER_SECONDS = 120.0
 """Seconds for an answer of a caption server, from the connection to its last byte."""
 
-UPLOAD_SECONDS = 60.0
+HUB_SECONDS = 60.0
 """Seconds for an answer of the Hub without a file, to its last byte."""
 
 

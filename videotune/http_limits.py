@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from videotune.bounds import HUB_SECONDS, MODEL_FILE_BYTES
 from videotune.errors import VideotuneError
 from videotune.files import size_text
+from videotune.lazy import huggingface_hub as hub
 
 
 class AnswerLimits:
@@ -58,6 +60,17 @@ class AnswerLimits:
                 f"the server's answer is compressed ({encoding[:20]}), which was not asked for"
             )
         response.stream = _counted_stream(response.stream, self.max_bytes)
+
+
+@contextmanager
+def limited_hub() -> Iterator[None]:
+    """Limit the answers of the Hub for the length of a block that fetches no file.
+
+    The Hub's library would wait for an answer for ever.
+    """
+    limits = AnswerLimits(HUB_SECONDS, MODEL_FILE_BYTES)
+    with limits.attached(hub.get_session()):
+        yield
 
 
 class _Watch:

@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 from jsonschema import Draft202012Validator
 
 from tests.support.command_line import Patch
 from tests.support.command_line import run as shell
+from tests.support.damaged_files import limited
+from tests.support.dripping_server import dripping
 from tests.support.hub_runs import run_hub
 from tests.support.run_processes import KILLED, Work, resume, start
 from tests.support.run_results import (
@@ -25,6 +28,7 @@ from tests.support.run_results import (
     state,
     warnings_of,
 )
+from videotune import http_limits
 from videotune.commands.download_run import download_run, repo_of
 from videotune.errors import DONE, VideotuneError
 from videotune.files import hash_file, read_json, write_json
@@ -267,6 +271,23 @@ def test_what_is_fetched_names_nothing_of_the_other_machine(
     assert state(run, 8).keys() == state(work.finished(*SETS), 8).keys()
     with pytest.raises(VideotuneError, match="already holds a run"):
         fetch(work)
+
+
+@pytest.mark.parametrize("where", ["headers", "body", "silent"])
+def test_a_hub_that_never_finishes_its_answer_holds_no_run(
+    where: str, work: Work, hub: Any, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(http_limits, "HUB_SECONDS", 0.5)
+    run = work.finished(*SETS)
+    with dripping(where) as address, limited(60):
+        monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", address)
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        with pytest.raises(VideotuneError, match="user/run"):
+            push(run, "user/run", 1)
+        with pytest.raises(VideotuneError, match="user/run"):
+            fetch(work)
+    assert not list(run.glob(".push-*"))
+    assert not (work.tmp / "fetched").exists()
 
 
 def account_of(hub: Any, **files: Any) -> None:

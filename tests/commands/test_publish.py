@@ -22,8 +22,8 @@ from tests.support.dripping_server import dripping
 from tests.support.hub_uploads import TOKEN, upload_hub
 from tests.support.run_processes import Work
 from tests.support.waiting import wait_until
+from videotune import http_limits
 from videotune.bounds import EXPORT_ENTRIES
-from videotune.commands import publish as publishing
 from videotune.commands.publish import card, publish
 from videotune.errors import DONE, VideotuneError
 from videotune.files import hash_file, hash_path, read_json, write_json
@@ -460,7 +460,7 @@ def test_the_card_quotes_no_readme_of_another_folder(run: Path, tmp_path: Path) 
 def test_a_hub_that_never_finishes_its_answer_is_a_sentence(
     where: str, run: Path, hub: Any, monkeypatch: Patch
 ) -> None:
-    monkeypatch.setattr(publishing, "UPLOAD_SECONDS", 0.5)
+    monkeypatch.setattr(http_limits, "HUB_SECONDS", 0.5)
     with dripping(where) as address:
         monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", address)
         monkeypatch.setattr(constants, "ENDPOINT", address)

@@ -13,14 +13,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from videotune.bounds import MODEL_FILE_BYTES, RECORD_BYTES, UPLOAD_SECONDS
+from videotune.bounds import RECORD_BYTES
 from videotune.config.optimizer_classes import is_imported
 from videotune.config.optimizers import optimizer_named
 from videotune.config.resolve import parse
 from videotune.console import echo
 from videotune.errors import VideotuneError
 from videotune.files import digest, hash_file, read_json, size_text, write_json
-from videotune.http_limits import AnswerLimits
+from videotune.http_limits import limited_hub
 from videotune.hub_errors import hub_problem
 from videotune.lazy import huggingface_hub as hub
 from videotune.models.hub import offline
@@ -124,8 +124,7 @@ def _fetch(repo: str, parts: Path, step: int | None) -> int:
     each with the account, and return the step.
     """
     try:
-        limits = AnswerLimits(UPLOAD_SECONDS, MODEL_FILE_BYTES)
-        with limits.attached(hub.get_session()):
+        with limited_hub():
             info = hub.HfApi(library_name="videotune").model_info(
                 repo, files_metadata=True
             )

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from videotune.bounds import MODEL_FILE_BYTES, UPLOAD_SECONDS
 from videotune.console import echo
 from videotune.errors import VideotuneError
-from videotune.http_limits import AnswerLimits
+from videotune.http_limits import limited_hub
 from videotune.hub_errors import hub_problem
 from videotune.lazy import huggingface_hub as hub
 from videotune.reporter.model_card import model_card, previews
@@ -105,9 +104,8 @@ def upload(
             f"{hub.constants.ENDPOINT}/settings/tokens, and set HF_TOKEN to it"
         )
     api = hub.HfApi(library_name="videotune")
-    limits = AnswerLimits(UPLOAD_SECONDS, MODEL_FILE_BYTES)
     try:
-        with limits.attached(hub.get_session()):
+        with limited_hub():
             created = api.create_repo(repo, private=not public, exist_ok=True)
             is_exposed = not public and not api.model_info(created.repo_id).private
             if not is_exposed:

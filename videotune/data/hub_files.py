@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from videotune.bounds import MODEL_FILE_BYTES, UPLOAD_SECONDS
 from videotune.data.archives import (
     RESERVE,
 )
@@ -18,7 +17,7 @@ from videotune.data.parquet_clips import (
     is_other_split,
 )
 from videotune.errors import VideotuneError
-from videotune.http_limits import AnswerLimits
+from videotune.http_limits import limited_hub
 from videotune.hub_errors import hub_problem, is_unreached
 from videotune.lazy import huggingface_hub as hub
 from videotune.text import counted_are
@@ -129,14 +128,11 @@ def snapshot(
 def _answers(repo: str, revision: str | None) -> bool:
     """Return whether the Hub answers what is asked of a dataset; also if it is not to be
     asked, which the library finds out.
-
-    The library would wait for an answer for ever.
     """
     if hub.constants.HF_HUB_OFFLINE:
         return True
-    limits = AnswerLimits(UPLOAD_SECONDS, MODEL_FILE_BYTES)
     try:
-        with limits.attached(hub.get_session()):
+        with limited_hub():
             hub.HfApi().dataset_info(repo, revision=revision)
     except Exception as error:
         if not is_unreached(error):

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from videotune.bounds import MODEL_FILE_BYTES, UPLOAD_SECONDS
 from videotune.errors import VideotuneError
 from videotune.files import (
     digest,
@@ -24,7 +23,7 @@ from videotune.files import (
     user_cache,
     write_text,
 )
-from videotune.http_limits import AnswerLimits
+from videotune.http_limits import limited_hub
 from videotune.hub_errors import hub_problem, is_unreached
 from videotune.lazy import huggingface_hub as hub
 from videotune.models import model_files
@@ -156,8 +155,7 @@ def _list_files(
     name: str, *, weights: bool, replaced_parts: Collection[str]
 ) -> tuple[ModelInfo, list[str]]:
     """Return the Hub's facts on a model, and the files to fetch, as patterns."""
-    limits = AnswerLimits(UPLOAD_SECONDS, MODEL_FILE_BYTES)
-    with limits.attached(hub.get_session()):
+    with limited_hub():
         info = hub.HfApi().model_info(name)
     listed = {file.rfilename for file in info.siblings or ()}
     if "model_index.json" not in listed:

@@ -16,10 +16,9 @@ from typing import Any
 
 import psutil
 
-from videotune.bounds import MODEL_FILE_BYTES, UPLOAD_SECONDS
 from videotune.errors import VideotuneError
 from videotune.files import digest, hash_file, is_disk_full
-from videotune.http_limits import AnswerLimits
+from videotune.http_limits import limited_hub
 from videotune.hub_errors import hub_problem
 from videotune.lazy import huggingface_hub as hub
 from videotune.runs.checkpoint import MARKER, Checkpoint, complete_checkpoints
@@ -142,10 +141,9 @@ def _commit(
     repo: str, checkpoint: Checkpoint, records: Mapping[str, Path], keep: int
 ) -> None:
     """Commit what is not in the repository yet, and remove what makes way for it."""
-    limits = AnswerLimits(UPLOAD_SECONDS, MODEL_FILE_BYTES)
     api = hub.HfApi(library_name="videotune")
     identity = run_id(records["journal.jsonl"].read_bytes())
-    with limits.attached(hub.get_session()):
+    with limited_hub():
         repo_id = api.create_repo(repo, private=True, exist_ok=True).repo_id
         info = api.model_info(repo_id)
     if not info.private:
