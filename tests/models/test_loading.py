@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.support.families import KINDS, edit_json, open_family
 from videotune.errors import VideotuneError
+from videotune.files import read_json
 from videotune.model_spec import Expert, ModelSpec
 from videotune.models import fingerprint as part_hash
 from videotune.models.base_model import part_files, place, spec_for
@@ -699,6 +700,31 @@ def test_a_tokenizer_that_lost_a_part_gives_the_same_tokens_or_is_refused(
     if family == "hunyuan_video15":
         expected = {"pre_tokenizer"}  # Qwen puts no mark around a text
     assert refused - {"decoder"} == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "is_told"),
+    [("circle", True), ("a phrase", True), ("<mark>", False), ("\u5186", True)],
+)
+def test_words_that_were_added_to_a_tokenizer_are_told(
+    content: str,
+    is_told: bool,
+    tiny_bases: Callable[[str], Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    base = Path(shutil.copytree(tiny_bases("hidream"), tmp_path / "base"))
+    folder = base / "tokenizer_4"
+    edit_json(base / "text_encoder_4" / "config.json", vocab_size=300)  # rows to spare
+    tokenizer = read_tokenizer(folder, base / "text_encoder_4")
+    known = [token.content for token in tokenizer.added_tokens_decoder.values()]
+    assert "added" not in capsys.readouterr().err, known
+
+    file = read_json(folder / "tokenizer.json")
+    token = file["added_tokens"][0] | {"content": content, "special": False, "id": 7}
+    edit_json(folder / "tokenizer.json", added_tokens=[*file["added_tokens"], token])
+    read_tokenizer(folder, base / "text_encoder_4")
+    assert (f"({content!r})" in capsys.readouterr().err) == is_told
 
 
 BAD_VAE: dict[str, dict[str, Any]] = {

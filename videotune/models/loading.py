@@ -107,7 +107,25 @@ def read_tokenizer(folder: Path, encoder: Path, cls: Any = None) -> Any:
             f"{folder} has a token {last_token}, but {encoder} has only {rows}. "
             "Take both from one checkpoint."
         )
+
+    words = added_words(tokenizer)
+    if words:
+        shown_words = ", ".join(repr(word[:40]) for word in words[:3])
+        note(
+            f"{folder}: words were added to its tokenizer ({shown_words}). A caption with "
+            "them gives other tokens than the text encoder was trained with"
+        )
     return tokenizer
+
+
+def added_words(tokenizer: Any) -> list[str]:
+    """Return the words and phrases among the tokens that were added to a vocabulary.
+
+    Marks of the authors, such as ``<extra_id_0>``, have other characters than letters.
+    """
+    added = tokenizer.added_tokens_decoder.values()
+    contents = [token.content for token in added]
+    return [content for content in contents if "".join(content.split()).isalpha()]
 
 
 def _tokenizer_fault(tokenizer: Any, longest: int) -> str | None:
