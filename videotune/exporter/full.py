@@ -379,6 +379,7 @@ def _merge_converted(
         weight_dtype = (
             loading.dtype_of(name, type(net), dtype) if is_fp8 else value.dtype
         )
+        # A copy, since the parts of a fused tensor share its memory, which cannot be saved.
         weights[name] = weight.to(weight_dtype, copy=True)
 
     check_finite("merged model", weights)
