@@ -3,18 +3,19 @@
 import json
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tests.support.run_results import of_kind, steps_of
 from tests.support.trainers import Lab, overrides_of, trainer_of
 from videotune.config.config_changes import Change
 from videotune.config.resolve import family_defaults
 from videotune.errors import VideotuneError
-from videotune.files import digest
+from videotune.files import digest, hash_file
 from videotune.job.job import Job
 from videotune.job.overrides import Overrides
 from videotune.planner.plan import make_plan
@@ -412,3 +413,47 @@ def test_a_changed_run_keeps_the_records_of_before(run: Path) -> None:
     restored(run, resumed(run, "save_every=1", step=2))
     for name in RUN_RECORDS:
         assert kept_before(run, name, 2).read_bytes() == before[name]
+
+
+def replace_tensors(
+    checkpoint: Path, part: str, change: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    """Change the tensors of a checkpoint's part, with what its marker says of them."""
+    path = checkpoint / f"{part}.safetensors"
+    save_file(change(load_file(path)), path)
+    marker = json.loads((checkpoint / "COMPLETE").read_text())
+    entry = {"bytes": path.stat().st_size, "hash": hash_file(path)}
+    marker["files"][path.name] = entry
+    (checkpoint / "COMPLETE").write_text(json.dumps(marker))
+
+
+def without_last(tensors: dict[str, Any]) -> dict[str, Any]:
+    last = max(tensors).rpartition(".")[0]
+    return {name: value for name, value in tensors.items() if not name.startswith(last)}
+
+
+def of_another_rank(tensors: dict[str, Any]) -> dict[str, Any]:
+    name = max(tensors)
+    return tensors | {name: tensors[name][:1, :1].clone()}
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "text"),
+    [
+        ("optimizer", without_last, "no optimizer state for"),
+        ("weights", without_last, "1 tensors differ"),
+        ("weights", of_another_rank, "1 tensors differ"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_named(
+    part: str, change: Callable[..., Any], text: str, run: Path
+) -> None:
+    """Of a part that has no state it also says where the run can be resumed."""
+    checkpoint = run / "checkpoints" / "step-4"
+    replace_tensors(checkpoint, part, change)
+    opened = resumed(run)
+    with pytest.raises(VideotuneError, match=text) as caught:
+        restored(run, opened)
+    assert str(checkpoint) in str(caught.value)
+    if part == "optimizer":
+        assert "steps 2, 4" in str(caught.value)

@@ -86,7 +86,8 @@ def built_by(
     lab: Lab, dist: DistributedContext | None
 ) -> tuple[Trainer, Noting, list[str]]:
     job = job_of(lab)
-    noting = Noting(job.library.windows[0])
+    # A window that no step reads.
+    noting = Noting(replace(job.library.windows[0], flip=True))
     heartbeat = NotingHeartbeat(lab.tmp)
     heartbeat.states = []
     trainer = build_trainer(
