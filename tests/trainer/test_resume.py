@@ -15,7 +15,7 @@ from tests.support.trainers import Lab, overrides_of, trainer_of
 from videotune.config.config_changes import Change
 from videotune.config.resolve import family_defaults
 from videotune.errors import VideotuneError
-from videotune.files import digest, hash_file
+from videotune.files import digest, hash_file, read_json
 from videotune.job.job import Job
 from videotune.job.overrides import Overrides
 from videotune.planner.plan import make_plan
@@ -93,6 +93,9 @@ def test_a_run_goes_on_after_the_checkpoint_that_is_named(run: Path) -> None:
         None,
         1,
     )
+    shutil.rmtree(run / "checkpoints" / "step-4")
+    with pytest.raises(VideotuneError, match=r"step 4, is not complete.*--from 2"):
+        resumed(run)
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(VideotuneError, match="step 4, is not complete"):
         resumed(run)
@@ -142,6 +145,13 @@ def test_a_run_cannot_end_before_its_checkpoint(run: Path) -> None:
         resumed(run, "steps=3", **allowed)
 
 
+def test_a_change_of_what_is_learnt_must_be_allowed(run: Path) -> None:
+    with pytest.raises(VideotuneError, match="--override"):
+        resumed(run, "learning_rate=0.5")
+    (change,) = resumed(run, "learning_rate=0.5", override=True).changes
+    assert change.startswith("learning_rate: ")
+
+
 def test_changes_are_told_and_the_weights_are_the_checkpoint_s(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -185,6 +195,10 @@ def test_a_choice_stays_while_the_user_asks_for_the_same(run: Path) -> None:
     config["settings"]["save_every"] = 7
     config["asked"] = {"save_every": 2}
     for sets, value in (((), 7), (("save_every=2",), 7), (("save_every=3",), 3)):
+        resolved, *_ = with_overrides(Overrides(sets=sets), config)
+        assert resolved.config.save_every == value
+    del config["asked"]  # as earlier versions wrote it
+    for sets, value in (((), 7), (("save_every=2",), 2)):
         resolved, *_ = with_overrides(Overrides(sets=sets), config)
         assert resolved.config.save_every == value
 
@@ -397,7 +411,9 @@ def test_a_changed_run_keeps_the_records_of_before(run: Path) -> None:
     config["command"] = "videotune train"
     write_config(run, config)
     before = {name: (run / f"{name}.json").read_bytes() for name in RUN_RECORDS}
-    restored(run, resumed(run, "save_every=3", step=2))
+    trainer = restored(run, resumed(run, "save_every=3", step=2))
+    assert read_json(run / "plan.json") == json.loads(json.dumps(trainer.plan))
+    assert read_json(run / "plan.json") != json.loads(before["plan"])
     for name in RUN_RECORDS:
         assert kept_before(run, name, 2).read_bytes() == before[name]
     now = read_run_config(run)
