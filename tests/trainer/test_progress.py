@@ -370,6 +370,8 @@ def test_rows_of_other_processes_count_among_what_trains(trainer: Trainer) -> No
     layout = {
         "a.lora_A.weight": Shard((8, 3), first=0, count=0),
         "blocks.0.lora_B.weight": Shard((6, 5), first=2, count=2),
+        "norm.weight": Shard((4,), first=0, count=4),
+        "norm.bias": Shard((4,), first=0, count=4),
     }
     expert = next(iter(trainer.pool.trainables))
     before = sum(p.numel() for p in trainer.parameters.values())
@@ -379,8 +381,8 @@ def test_rows_of_other_processes_count_among_what_trains(trainer: Trainer) -> No
     trainer.pool.shards[expert] = shards
     announce(trainer, None)
     (line,) = of_kind(trainer.run, "start")
-    assert line["trainable_parameters"] == before + 24 + 30
-    assert _count_modules(trainer) == modules + 2
+    assert line["trainable_parameters"] == before + 24 + 30 + 8
+    assert _count_modules(trainer) == modules + 3
 
 
 def test_a_run_that_is_done_says_so_and_trains_nothing(

@@ -86,8 +86,9 @@ def built_by(
     lab: Lab, dist: DistributedContext | None
 ) -> tuple[Trainer, Noting, list[str]]:
     job = job_of(lab)
-    # A window that no step reads.
-    noting = Noting(replace(job.library.windows[0], flip=True))
+    first = job.library.windows[0]
+    # No step reads this window.
+    noting = Noting(replace(first, end=(first.start + first.end) / 2))
     heartbeat = NotingHeartbeat(lab.tmp)
     heartbeat.states = []
     trainer = build_trainer(
