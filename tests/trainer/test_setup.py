@@ -117,6 +117,14 @@ def test_callbacks_are_checked_first_then_encode_and_then_find_the_networks(
     assert (trainer.run / "config.json").is_file()
 
 
+def test_all_callbacks_prompts_are_encoded_in_their_order(lab: Lab) -> None:
+    window = job_of(lab).library.windows[0]
+    first, second = Noting(window), Noting(window)
+    second.prompts = lambda: ["one", "two"]  # type: ignore[method-assign]
+    assert setup._prompts([first, second]) == ["a prompt of its own", "one", "two"]
+    assert setup._prompts([]) == []
+
+
 def test_a_process_beside_the_main_one_runs_no_callback_and_writes_no_run(
     lab: Lab, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -104,6 +104,33 @@ def test_phases_are_told_as_they_begin_and_their_seconds_add_up(
     assert clock.read() == {"forward": 1.5, "backward": 2.5}
 
 
+class CardEvent:
+    """A mark in the work of a card, which takes two seconds a mark."""
+
+    recorded = 0
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        CardEvent.recorded += 1
+        self.milliseconds = 2000.0 * CardEvent.recorded
+
+    def elapsed_time(self, later: "CardEvent") -> float:
+        return later.milliseconds - self.milliseconds
+
+
+def test_on_a_device_with_streams_its_own_seconds_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(step_record, "has_streams", lambda device: True)
+    monkeypatch.setattr(step_record.torch, "Event", CardEvent)
+    clock = Clock(CPU)
+    for phase in ("forward", "backward", "forward"):
+        clock.end_phase(phase)
+    assert clock.read() == {"forward": 4.0, "backward": 2.0}
+
+
 def record_of(values: Sequence[float], **more: Any) -> StepRecord:
     clock = Clock(CPU)
     clock.end_phase("forward")
