@@ -12,11 +12,14 @@ import torch
 
 from tests.support.run_results import of_kind, steps_of, warnings_of
 from tests.support.trainers import Lab, trainer_of
+from videotune.data.dataset import totals
 from videotune.distributed import DistributedContext
+from videotune.files import digest
 from videotune.memory.compiling import CompiledBlocks
 from videotune.memory.sharding import Shard, Shards
-from videotune.runs import journal
-from videotune.runs.run_dir import versions
+from videotune.runs import journal, trackers
+from videotune.runs.run_dir import read_run_config, versions
+from videotune.runs.trackers import TrackedRun, without_paths
 from videotune.text import counted
 from videotune.trainer import saving
 from videotune.trainer.loop import train_steps
@@ -121,6 +124,7 @@ def test_the_first_line_is_written_once_and_describes_the_run(
     assert line["effective_batch"] == job.effective_batch
     assert line["device"] == "cpu"
     assert line["versions"] == versions()
+    assert line["clips"] == totals(job.library)
     assert line["windows"] == len(job.library.windows) > 0
     assert line["notes"] == list(job.notes)
     parameters = sum(p.numel() for p in trainer.parameters.values())
@@ -366,6 +370,8 @@ def test_rows_of_other_processes_count_among_what_trains(trainer: Trainer) -> No
     layout = {
         "a.lora_A.weight": Shard((8, 3), first=0, count=0),
         "blocks.0.lora_B.weight": Shard((6, 5), first=2, count=2),
+        "norm.weight": Shard((4,), first=0, count=4),
+        "norm.bias": Shard((4,), first=0, count=4),
     }
     expert = next(iter(trainer.pool.trainables))
     before = sum(p.numel() for p in trainer.parameters.values())
@@ -375,8 +381,8 @@ def test_rows_of_other_processes_count_among_what_trains(trainer: Trainer) -> No
     trainer.pool.shards[expert] = shards
     announce(trainer, None)
     (line,) = of_kind(trainer.run, "start")
-    assert line["trainable_parameters"] == before + 24 + 30
-    assert _count_modules(trainer) == modules + 2
+    assert line["trainable_parameters"] == before + 24 + 30 + 8
+    assert _count_modules(trainer) == modules + 3
 
 
 def test_a_run_that_is_done_says_so_and_trains_nothing(
@@ -421,3 +427,82 @@ def test_a_process_that_is_slower_is_warned_of_by_the_main_one(
     seconds = [record.read()["seconds"] for record in records[:2]]
     samples = len(records[0].window_ids)
     assert added == [(1, seconds[0], samples, 7), (2, seconds[1], samples, 7)]
+
+
+def test_steps_that_wait_for_data_are_warned_of_once(
+    trainer: Trainer, records: list[StepRecord]
+) -> None:
+    shares = [None, 0.5, None]
+    monitor: Any = SimpleNamespace(
+        add=lambda bucket, seconds: shares.pop(0),
+        waiting=lambda: 0.5,
+        seconds_a_step=2.0,
+        by_bucket={},
+        took={},
+    )
+    trainer.throughput = monitor
+    bar = ListeningBar()
+    for record in records[:3]:
+        write_step(trainer, record, bar)
+    (warning,) = of_kind(trainer.run, "warning")
+    assert warning["step"] == records[1].step
+    assert warning["text"].startswith("the steps wait for data: 50%")
+    assert "waiting for data 50%" in bar.updates[0][2]
+    assert "2 s a step" in bar.updates[0][2]
+
+
+class NotingTracker:
+    """Notes what it is opened with and sent."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        self.run = run
+        self.lines: list[Any] = []
+
+    def line(self, line: Any) -> None:
+        self.lines.append(line)
+
+
+class FailingTracker(NotingTracker):
+    """Cannot be reached."""
+
+    def line(self, line: Any) -> None:
+        raise ConnectionError("no network")
+
+
+def test_trackers_follow_the_journal(
+    trainer: Trainer, records: list[StepRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that fails is warned of at the step, and the run goes on."""
+    opened: list[NotingTracker] = []
+
+    def open_tracker(run: TrackedRun) -> NotingTracker:
+        opened.append(FailingTracker(run) if opened else NotingTracker(run))
+        return opened[-1]
+
+    for name in ("first", "second"):
+        monkeypatch.setitem(trackers.CLIENTS, name, open_tracker)
+    resolved = trainer.job.resolved
+    config = resolved.config.model_copy(
+        update={"trackers": ["first", "second"], "tracker_project": "a project"}
+    )
+    trainer.job = replace(trainer.job, resolved=replace(resolved, config=config))
+    announce(trainer, None)
+    trainer.heartbeat.set("training", 1)
+    write_step(trainer, records[0], ListeningBar())
+
+    (start,) = of_kind(trainer.run, "start")
+    first, second = opened
+    expected = TrackedRun(
+        folder=trainer.run.resolve(),
+        id=digest(start)[:16],
+        project="a project",
+        config=without_paths(read_run_config(trainer.run)["settings"]),
+        first=1,
+    )
+    assert first.run == second.run == expected
+    assert len(expected.id) == 16
+    (step,) = (line for line in first.lines if line["kind"] == "step")
+    assert step == steps_of(trainer.run)[0]
+    (warning,) = of_kind(trainer.run, "warning")
+    assert warning["step"] == 1
+    assert warning["text"].startswith("second gets nothing more")

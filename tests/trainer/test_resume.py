@@ -3,18 +3,19 @@
 import json
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tests.support.run_results import of_kind, steps_of
 from tests.support.trainers import Lab, overrides_of, trainer_of
 from videotune.config.config_changes import Change
 from videotune.config.resolve import family_defaults
 from videotune.errors import VideotuneError
-from videotune.files import digest
+from videotune.files import digest, hash_file, read_json
 from videotune.job.job import Job
 from videotune.job.overrides import Overrides
 from videotune.planner.plan import make_plan
@@ -92,6 +93,9 @@ def test_a_run_goes_on_after_the_checkpoint_that_is_named(run: Path) -> None:
         None,
         1,
     )
+    shutil.rmtree(run / "checkpoints" / "step-4")
+    with pytest.raises(VideotuneError, match=r"step 4, is not complete.*--from 2"):
+        resumed(run)
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(VideotuneError, match="step 4, is not complete"):
         resumed(run)
@@ -141,6 +145,13 @@ def test_a_run_cannot_end_before_its_checkpoint(run: Path) -> None:
         resumed(run, "steps=3", **allowed)
 
 
+def test_a_change_of_what_is_learnt_must_be_allowed(run: Path) -> None:
+    with pytest.raises(VideotuneError, match="--override"):
+        resumed(run, "learning_rate=0.5")
+    (change,) = resumed(run, "learning_rate=0.5", override=True).changes
+    assert change.startswith("learning_rate: ")
+
+
 def test_changes_are_told_and_the_weights_are_the_checkpoint_s(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -184,6 +195,10 @@ def test_a_choice_stays_while_the_user_asks_for_the_same(run: Path) -> None:
     config["settings"]["save_every"] = 7
     config["asked"] = {"save_every": 2}
     for sets, value in (((), 7), (("save_every=2",), 7), (("save_every=3",), 3)):
+        resolved, *_ = with_overrides(Overrides(sets=sets), config)
+        assert resolved.config.save_every == value
+    del config["asked"]  # as earlier versions wrote it
+    for sets, value in (((), 7), (("save_every=2",), 2)):
         resolved, *_ = with_overrides(Overrides(sets=sets), config)
         assert resolved.config.save_every == value
 
@@ -396,7 +411,9 @@ def test_a_changed_run_keeps_the_records_of_before(run: Path) -> None:
     config["command"] = "videotune train"
     write_config(run, config)
     before = {name: (run / f"{name}.json").read_bytes() for name in RUN_RECORDS}
-    restored(run, resumed(run, "save_every=3", step=2))
+    trainer = restored(run, resumed(run, "save_every=3", step=2))
+    assert read_json(run / "plan.json") == json.loads(json.dumps(trainer.plan))
+    assert read_json(run / "plan.json") != json.loads(before["plan"])
     for name in RUN_RECORDS:
         assert kept_before(run, name, 2).read_bytes() == before[name]
     now = read_run_config(run)
@@ -412,3 +429,47 @@ def test_a_changed_run_keeps_the_records_of_before(run: Path) -> None:
     restored(run, resumed(run, "save_every=1", step=2))
     for name in RUN_RECORDS:
         assert kept_before(run, name, 2).read_bytes() == before[name]
+
+
+def replace_tensors(
+    checkpoint: Path, part: str, change: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    """Change the tensors of a checkpoint's part, with what its marker says of them."""
+    path = checkpoint / f"{part}.safetensors"
+    save_file(change(load_file(path)), path)
+    marker = json.loads((checkpoint / "COMPLETE").read_text())
+    entry = {"bytes": path.stat().st_size, "hash": hash_file(path)}
+    marker["files"][path.name] = entry
+    (checkpoint / "COMPLETE").write_text(json.dumps(marker))
+
+
+def without_last(tensors: dict[str, Any]) -> dict[str, Any]:
+    last = max(tensors).rpartition(".")[0]
+    return {name: value for name, value in tensors.items() if not name.startswith(last)}
+
+
+def of_another_rank(tensors: dict[str, Any]) -> dict[str, Any]:
+    name = max(tensors)
+    return tensors | {name: tensors[name][:1, :1].clone()}
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "text"),
+    [
+        ("optimizer", without_last, "no optimizer state for"),
+        ("weights", without_last, "1 tensors differ"),
+        ("weights", of_another_rank, "1 tensors differ"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_named(
+    part: str, change: Callable[..., Any], text: str, run: Path
+) -> None:
+    """Of a part that has no state it also says where the run can be resumed."""
+    checkpoint = run / "checkpoints" / "step-4"
+    replace_tensors(checkpoint, part, change)
+    opened = resumed(run)
+    with pytest.raises(VideotuneError, match=text) as caught:
+        restored(run, opened)
+    assert str(checkpoint) in str(caught.value)
+    if part == "optimizer":
+        assert "steps 2, 4" in str(caught.value)

@@ -86,7 +86,9 @@ def built_by(
     lab: Lab, dist: DistributedContext | None
 ) -> tuple[Trainer, Noting, list[str]]:
     job = job_of(lab)
-    noting = Noting(job.library.windows[0])
+    first = job.library.windows[0]
+    # No step reads this window.
+    noting = Noting(replace(first, end=(first.start + first.end) / 2))
     heartbeat = NotingHeartbeat(lab.tmp)
     heartbeat.states = []
     trainer = build_trainer(
@@ -113,6 +115,14 @@ def test_callbacks_are_checked_first_then_encode_and_then_find_the_networks(
     assert trainer.text_states("a prompt of its own")
     assert len(plain_batch(trainer.source, noting.window)) == 1
     assert (trainer.run / "config.json").is_file()
+
+
+def test_all_callbacks_prompts_are_encoded_in_their_order(lab: Lab) -> None:
+    window = job_of(lab).library.windows[0]
+    first, second = Noting(window), Noting(window)
+    second.prompts = lambda: ["one", "two"]  # type: ignore[method-assign]
+    assert setup._prompts([first, second]) == ["a prompt of its own", "one", "two"]
+    assert setup._prompts([]) == []
 
 
 def test_a_process_beside_the_main_one_runs_no_callback_and_writes_no_run(
