@@ -14,7 +14,7 @@ from videotune.errors import VideotuneError
 from videotune.trainer.build import make_objective
 from videotune.trainer.expert_pool import make_expert_schedule, shares
 from videotune.trainer.export import experts_of
-from videotune.trainer.loop import train_steps
+from videotune.trainer.loop import remaining_batches, train_steps
 
 BOUNDARY = 0.875
 """Noise level from which the high expert of the tiny model runs."""
@@ -79,6 +79,16 @@ def test_an_expert_that_trains_must_have_noise_levels(
         return
     with pytest.raises(VideotuneError, match=f"for the expert {refused} of"):
         schedule_of(pair, **settings)
+
+
+def test_a_step_draws_noise_levels_of_its_expert_only(pair: Lab) -> None:
+    knobs = {"steps": 12, "expert_share": 0.5, "expert_period": 1, "batch_size": 2}
+    trainer = trainer_of(pair, knobs)
+    trainer.journal.close()
+    levels: dict[str, list[float]] = {"high": [], "low": []}
+    for batch in remaining_batches(trainer):
+        levels[trainer.pool.expert_schedule.at(batch.step)] += batch.t.tolist()
+    assert min(levels["high"]) >= BOUNDARY > max(levels["low"])
 
 
 def test_each_expert_s_rate_falls_over_its_own_steps(pair: Lab) -> None:

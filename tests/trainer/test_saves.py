@@ -29,6 +29,7 @@ from videotune.trainer.saving import (
     best_step,
     is_kept,
     refuse_full,
+    retire,
     save,
 )
 from videotune.trainer.trainer import Trainer
@@ -225,6 +226,59 @@ def test_a_save_counts_as_a_backup_and_a_backup_not_as_a_save(lab: Lab) -> None:
         (4, "backup"): True,
     }
     assert pick(trainer.run, 4).state()["lora_scale"] == trainer.job.config.lora.scale
+
+
+def test_a_checkpoint_has_what_a_resume_compares(lab: Lab) -> None:
+    """Names without a moment are kept apart, so that a lost one is not taken for new."""
+    settings = {"seed": 7, "batch_size": 2, "gradient_accumulation_steps": 3}
+    trainer = trainer_of(lab, settings)
+    for step in (1, 2):
+        if step == 2:
+            next(train_steps(trainer))
+        save(trainer, step, thread=False)
+    trainer.journal.close()
+    expected = {"seed": 7, "effective_batch": 6, "lora_scale": 1.0}
+    assert trainer.job.config.lora.scale == 1.0
+    names = sorted(trainer.parameters)
+    for step, without_state in ((1, names), (2, [])):
+        state = pick(trainer.run, step).state()
+        for key, value in (expected | {"without_state": without_state}).items():
+            assert state[key] == value, key
+
+
+def test_what_has_no_moment_is_named_by_all_processes_that_save_together() -> None:
+    def state(dist: DistributedContext) -> dict[str, Any]:
+        own = ("both", f"only {dist.rank}", f"with {dist.rank}")
+        config = SimpleNamespace(seed=1, training_method="FINE_TUNE")
+        trainer: Any = SimpleNamespace(
+            parameters=dict.fromkeys(own),
+            shard_rows={"a": None},
+            dist=dist,
+            job=SimpleNamespace(config=config, effective_batch=2),
+        )
+        parts = {"optimizer": {f"with {dist.rank}.step#": torch.zeros(())}}
+        return saving._state_of(trainer, parts)
+
+    for content in in_threads(2, state):
+        assert content == {
+            "seed": 1,
+            "effective_batch": 2,
+            "without_state": ["both", "only 0", "only 1"],
+            "lora_scale": None,
+        }
+
+
+def test_the_best_step_stays_beside_the_newest_of_each_kind(lab: Lab) -> None:
+    trainer = trainer_of(lab, {"steps": 9, "save_keep": 1, "backup_keep": 2})
+    for step, kind in enumerate(("save", "save", *["backup"] * 4, "save", "save"), 1):
+        save(trainer, step, kind, thread=False)
+        if step in (1, 2):
+            held_out = {"normalised": 0.5 * step}
+            trainer.journal.event("validation", step=step, held_out=held_out)
+    retire(trainer)
+    trainer.journal.close()
+    kept = [checkpoint.step for checkpoint in complete_checkpoints(trainer.run)]
+    assert kept == [1, 5, 6, 8]
 
 
 def test_scales_that_modules_may_have_of_their_own_are_saved_by_module() -> None:

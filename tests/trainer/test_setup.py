@@ -14,15 +14,17 @@ from videotune.config.resolve import parse
 from videotune.distributed import DistributedContext
 from videotune.errors import VideotuneError
 from videotune.job.job import Job
+from videotune.latent_cache.cache_items import CacheItems
 from videotune.models.base import DiffusersModel
 from videotune.planner.plan import make_plan
 from videotune.runs.heartbeat import Heartbeat
 from videotune.trainer import setup
 from videotune.trainer.build import plain_batch
+from videotune.trainer.cache_filling import missing_of_run
 from videotune.trainer.resume import OpenedRun
 from videotune.trainer.setup import FLOAT_16_NOTE, build_trainer
 from videotune.trainer.trainer import Callback, Trainer
-from videotune.types import Window
+from videotune.types import DETERMINISTIC_VARIANT, Window
 
 
 @pytest.fixture
@@ -112,6 +114,9 @@ def test_callbacks_are_checked_first_then_encode_and_then_find_the_networks(
     assert (trainer.first_step, trainer.last_step) == (1, 0)
     assert trainer.text_states("a prompt of its own")
     assert len(plain_batch(trainer.source, noting.window)) == 1
+    plain = CacheItems((), ((noting.window, DETERMINISTIC_VARIANT),))
+    family, store = trainer.family, trainer.source.store
+    assert not missing_of_run(trainer.job, family, store, plain)
     assert (trainer.run / "config.json").is_file()
 
 

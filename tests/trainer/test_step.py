@@ -33,6 +33,7 @@ from videotune.config.sections import Lora
 from videotune.diffusion.loss import objective_for_prediction
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.latent_cache.step_batch import StepBatch
+from videotune.memory.sharding import Shard, Shards
 from videotune.trainer.ema import EmaWeights
 from videotune.trainer.low_precision import (
     BackwardOptimizer,
@@ -42,10 +43,11 @@ from videotune.trainer.low_precision import (
     update_rounded,
 )
 from videotune.trainer.lr_schedule import LRSchedule, lr_at
+from videotune.trainer.micro_batches import micro_batches
 from videotune.trainer.network_pass import PassInputs
 from videotune.trainer.optimizer_state import optimizer_state
 from videotune.trainer.optimizers import clip_grad_norm, make_optimizer
-from videotune.trainer.step import train_step
+from videotune.trainer.step import _pass_inputs, _update, train_step
 from videotune.trainer.step_context import StepContext, TrainableState
 from videotune.trainer.step_record import (
     FIRST_MSE,
@@ -476,6 +478,71 @@ def test_rounding_by_chance_keeps_what_bf16_holds_and_what_is_not_finite() -> No
     odd = torch.tensor([float("inf"), float("-inf"), 0.0, -0.0])
     assert torch.equal(stochastic_round(odd, 1, "a").float(), odd)
     assert stochastic_round(torch.tensor([float("nan")]), 1, "a").isnan().all()
+
+
+def test_what_is_drawn_for_rounding_follows_from_seed_and_name() -> None:
+    x = torch.full((400,), 1 + 2.0**-9)
+    first = stochastic_round(x, 1, 5, "a")
+    assert torch.equal(stochastic_round(x, 1, 5, "a"), first)
+    for seed, step, name in ((2, 5, "a"), (1, 6, "a"), (1, 5, "b")):
+        assert not torch.equal(stochastic_round(x, seed, step, name), first)
+
+
+def test_each_process_rounds_its_rows_by_draws_of_their_own() -> None:
+    """The first row names them, so the process with a tensor's first rows draws as one
+    process does.
+    """
+
+    def rounded(
+        rows: dict[str, Shard] | None, seed: int = 1, step: int = 5
+    ) -> torch.Tensor:
+        weight = nn.Parameter(torch.ones(20, 20, dtype=torch.bfloat16))
+        optimizer = make_optimizer({"w": [weight]}, Optimizer(), one_per_parameter=True)
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-3
+        weight.grad = torch.ones_like(weight)
+        shards = None
+        if rows is not None:
+            shards = Shards()
+            shards.layout = rows
+        trainable = TrainableState(
+            {"w": weight}, optimizer, {}, rounding_seed=seed, shards=shards
+        )
+        _update(trainable, GOOD, step, torch.zeros(FIRST_MSE))
+        return weight.detach()
+
+    alone = rounded(None)
+    assert 0 < (alone != 1).float().mean() < 1
+    assert torch.equal(rounded({}), alone)
+    assert torch.equal(rounded({"w": Shard((40, 20), first=0, count=20)}), alone)
+    others = [
+        rounded({"w": Shard((40, 20), first=20, count=20)}),
+        rounded({"w": Shard((60, 20), first=40, count=20)}),
+        rounded(None, seed=2),
+        rounded(None, step=6),
+    ]
+    for i, draw in enumerate(others):
+        assert not torch.equal(draw, alone)
+        assert not any(torch.equal(draw, other) for other in others[:i])
+
+
+def test_a_pass_reads_everything_on_the_device(tiny_family: Open) -> None:
+    setup = Setup(tiny_family("wan"))
+    context = StepContext(setup.family, setup.objective, 1, 1.0)
+    (micro_batch,) = micro_batches(setup.prepared(), 4)
+    device = torch.device("meta")
+    inputs = _pass_inputs(
+        context, setup.net, None, micro_batch, weight=1.0, device=device
+    )
+    devices = []
+
+    def note_device(x: torch.Tensor) -> torch.Tensor:
+        devices.append(x.device)
+        return x
+
+    inputs.map(note_device)
+    assert set(devices) == {device}
+    assert len(devices) >= 4
 
 
 def test_a_rounded_step_that_is_not_good_changes_nothing() -> None:
