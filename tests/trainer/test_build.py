@@ -17,7 +17,7 @@ from videotune.trainer.build import make_timesteps, weights_of, what_trains
 from videotune.trainer.loop import train_steps
 from videotune.trainer.progress import announce
 from videotune.trainer.saving import save
-from videotune.trainer.text_encoders import refuse_text
+from videotune.trainer.text_encoders import attach_text, refuse_text
 from videotune.types import DETERMINISTIC_VARIANT, WeightDtypes
 from videotune.validation.callbacks import cache_items_of
 
@@ -74,6 +74,22 @@ def test_patterns_of_text_encoders_may_leave_out_the_encoder(tiny_family: Any) -
         refuse_text(family, config_of(pattern))
     with pytest.raises(VideotuneError, match=r"^text_encoder\.layers: 'nothing'"):
         refuse_text(family, config_of("nothing"))
+    refuse_text(family, parse({"text_encoder": {"train": True}}))
+    refuse_text(family, parse({"text_encoder": {"layers": ["nothing"]}}))
+
+
+@pytest.mark.parametrize(
+    ("checkpointing", "recomputes"),
+    [(None, True), ("ON", True), ("ATTENTION_SAVED", True), ("OFF", False)],
+)
+def test_text_encoders_that_train_recompute_unless_they_are_told_not_to(
+    checkpointing: str | None, recomputes: bool, tiny_family: Any
+) -> None:
+    family = tiny_family("wan")
+    settings = {"training_method": "EMBEDDING", "gradient_checkpointing": checkpointing}
+    attach_text(family, parse(settings))
+    for part in family.text_parts().values():
+        assert part.encoder.is_gradient_checkpointing is recomputes
 
 
 def test_what_is_read_without_random_parts_has_the_usual_conditions(

@@ -3,16 +3,22 @@
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import nn
 
-from tests.support.trainers import Lab, job_of
+from tests.support.trainers import Lab, job_of, trainer_of
 from videotune.distributed import DistributedContext
 from videotune.job.experts import TEXT
 from videotune.latent_cache.sampler import ExpertSchedule
 from videotune.trainer.build import make_objective, open_models
-from videotune.trainer.expert_pool import ExpertPool, make_expert_schedule, open_pool
+from videotune.trainer.expert_pool import (
+    ExpertPool,
+    arrange_blocks,
+    make_expert_schedule,
+    open_pool,
+)
 from videotune.trainer.optimizers import OptimizerList
 from videotune.trainer.step_context import TrainableState
 
@@ -73,3 +79,63 @@ def test_the_expert_of_the_first_step_is_the_one_in_memory(
     assert schedule.at(1) != schedule.at(2)
     assert pool.current == schedule.at(step)
     assert set(pool.trainables) == {"high", "low"}
+
+
+def test_how_blocks_are_placed_is_printed_once_for_all_experts(
+    tmp_path: Path,
+    small_clips: Path,
+    tiny_bases: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lab = Lab(tiny_bases("wan", "t2v-a14b"), small_clips, tmp_path / "cache", tmp_path)
+    trainer = trainer_of(lab, {"layer_offload_fraction": 0.5, "weight_dtype": "INT_8"})
+    trainer.journal.close()
+    assert set(trainer.pool.trainables) == {"high", "low"}
+    offload = trainer.pool.block_offload
+    assert offload is not None
+    streamed = len(offload.streamed)
+    assert 0 < streamed < len(trainer.net.blocks)
+    text = capsys.readouterr().err
+    assert text.count("the denoiser") == 1
+    assert text.count(f"{streamed} blocks are streamed from host memory (") == 1
+    assert text.count("on a CPU it uses more memory") == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "mode", "more"),
+    [
+        ({"gradient_checkpointing": "OFF"}, "OFF", {"draws": False}),
+        ({"gradient_checkpointing": None}, "ON", {"draws": False}),
+        (
+            {"gradient_checkpointing": "ATTENTION_SAVED", "lora.dropout": 0.1},
+            "ATTENTION_SAVED",
+            {"draws": True},
+        ),
+        ({"gradient_checkpointing": "CPU_OFFLOADED"}, "OFF", {}),
+        ({"layer_offload_fraction": 0.5}, "OFF", {}),
+    ],
+)
+def test_blocks_recompute_inside_of_their_graphs_unless_they_are_streamed(
+    settings: dict[str, Any],
+    mode: str,
+    more: dict[str, Any],
+    tmp_path: Path,
+    small_clips: Path,
+) -> None:
+    """``stream_blocks`` recomputes around the graphs."""
+    lab = Lab(Path("asset:toy"), small_clips, tmp_path / "cache", tmp_path)
+    job = job_of(lab, settings)
+    family = open_models(job.spec, job.base, job.config)
+    net = family.denoiser()
+    added: list[tuple[Any, ...]] = []
+
+    class Compiled:
+        def add(self, *arguments: Any, **others: Any) -> None:
+            added.append((*arguments, others))
+
+    compiled: Any = Compiled()
+    offload = arrange_blocks(
+        net, family.spec, job.config, {}, None, report=False, compiled=compiled
+    )
+    assert added == [(net, family.spec.block_lists, mode, more)]
+    assert (offload is not None) is (more == {})

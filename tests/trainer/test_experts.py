@@ -105,9 +105,13 @@ def test_each_expert_s_rate_falls_over_its_own_steps(pair: Lab) -> None:
     }
     trainer = trainer_of(pair, knobs)
     rates: dict[str, list[float]] = {"high": [], "low": []}
+    expert_before = None
     for line in run_steps(trainer):
         assert list(line["lr"]) == [line["expert"]]
         rates[line["expert"]] += line["lr"].values()
+        # What it takes to load an expert counts where the expert is another one.
+        assert ("experts" in line["seconds"]) is (line["expert"] != expert_before)
+        expert_before = line["expert"]
     trainer.journal.close()
 
     for expert, peak, steps in (("high", 0.001, 2), ("low", 0.003, 4)):
@@ -174,8 +178,19 @@ def test_what_belongs_to_no_expert_gets_one_file(
         {"training_method": "FINE_TUNE"},
         {"training_method": "FINE_TUNE", "layer_offload_fraction": 0.5},
         {"layer_offload_fraction": 0.5},
+        {
+            "training_method": "FINE_TUNE",
+            "layer_offload_fraction": 0.5,
+            "text_encoder.train": True,
+        },
     ],
-    ids=["adapter", "all weights", "streamed weights", "adapter beside streamed"],
+    ids=[
+        "adapter",
+        "all weights",
+        "streamed weights",
+        "adapter beside streamed",
+        "text beside streamed weights",
+    ],
 )
 def test_an_expert_that_is_loaded_again_goes_on_with_what_it_has_learnt(
     knobs: dict[str, Any], pair: Lab

@@ -191,6 +191,28 @@ def test_a_failing_process_writes_nothing_again_that_others_write_with_it(
     assert is_writing(trainer)
 
 
+def test_a_save_that_waits_for_room_is_told_with_its_step(trainer: Trainer) -> None:
+    save(trainer, 1, thread=False)
+    (checkpoint,) = complete_checkpoints(trainer.run)
+    write = failing(1)
+
+    def write_checkpoint() -> Checkpoint:
+        write()
+        return checkpoint
+
+    trainer.pending_save = PendingSave(3, 0.0, write_checkpoint, ended(FULL))
+    finish_pending_save(trainer)
+    assert trainer.pending_save is None
+    (warning,) = of_kind(trainer.run, "warning")
+    assert warning["step"] == 3
+    assert "step 3" in warning["text"]
+    assert len(of_kind(trainer.run, "save")) == 2
+
+    trainer.pending_save = PendingSave(3, 0.0, write_checkpoint, ended(BROKEN))
+    finish_pending_save(trainer)  # the disk is well again
+    assert len(of_kind(trainer.run, "save")) == 3
+
+
 def test_a_save_s_line_has_its_seconds_and_a_backup_is_called_one(
     trainer: Trainer,
 ) -> None:

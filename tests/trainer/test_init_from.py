@@ -136,6 +136,10 @@ def test_a_module_of_another_size_is_of_another_base(sizes: dict[str, int]) -> N
         VideotuneError, match="source was made for another base: a differs"
     ):
         refuse_shapes(SOURCE, "a", lora_of(1, **sizes), lora_of(2))
+    settings = settings_of(rank=2)
+    adapter = ({"a": lora_of(1, **sizes)}, {"a": 1.0})
+    with pytest.raises(VideotuneError, match="source was made for another base"):
+        put_adapter(SOURCE, adapter, trained_of({"a": lora_of(2)}), settings)
 
 
 def test_other_kinds_need_the_same_shapes() -> None:

@@ -17,8 +17,9 @@ from videotune.memory.compiling import CompiledBlocks
 from videotune.memory.sharding import Shard, Shards
 from videotune.runs import journal
 from videotune.runs.run_dir import versions
+from videotune.runs.trackers import TrackedRun, Trackers
 from videotune.text import counted
-from videotune.trainer import saving
+from videotune.trainer import progress, saving
 from videotune.trainer.loop import train_steps
 from videotune.trainer.progress import (
     CompileReport,
@@ -384,6 +385,48 @@ def test_rows_of_other_processes_count_among_what_trains(trainer: Trainer) -> No
     (line,) = of_kind(trainer.run, "start")
     assert line["trainable_parameters"] == before + 24 + 30
     assert _count_modules(trainer) == modules + 2
+
+
+def test_trackers_get_a_run_by_one_name_and_follow_its_journal(
+    tmp_path: Path, small_clips: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name is the same for each process of the run; another run has another."""
+    opened: list[TrackedRun] = []
+
+    class Noting(Trackers):
+        def __init__(
+            self, names: Sequence[str], run: TrackedRun, warn: Callable[[str], None]
+        ) -> None:
+            assert list(names) == ["tensorboard"]
+            opened.append(run)
+            super().__init__(names, run, warn)
+            warn("nobody listens")
+
+    monkeypatch.setattr(progress, "Trackers", Noting)
+    lab = Lab(Path("asset:toy"), small_clips, tmp_path / "cache", tmp_path)
+    for steps in (3, 4):
+        knobs = {"trackers": "tensorboard", "tracker_project": "mine", "steps": steps}
+        trainer = trainer_of(lab, knobs)
+        trainer.heartbeat.set("training", 2)
+        announce(trainer, None)
+        assert trainer.trackers is not None
+        assert trainer.journal.followers == [trainer.trackers.line]
+        (warning,) = of_kind(trainer.run, "warning")
+        assert (warning["step"], warning["text"]) == (2, "nobody listens")
+        run = opened[-1]
+        assert run.folder == trainer.run.resolve()
+        assert (run.project, run.first) == ("mine", 1)
+        assert run.config["steps"] == steps
+        assert str(tmp_path) not in str(run.config)
+        assert len(run.id) == 16
+
+    trainer.first_step = 3
+    announce(trainer, Resumed())
+    for trainer in lab.open:
+        trainer.journal.close()
+    assert opened[-1].first == 3
+    first, second, second_again = (run.id for run in opened)
+    assert first != second == second_again
 
 
 def test_a_run_that_is_done_says_so_and_trains_nothing(

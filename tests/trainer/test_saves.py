@@ -1,6 +1,7 @@
 """When a checkpoint is due, which one is best, and what a resume restores, bit for bit."""
 
 import errno
+import re
 import shutil
 import time
 from functools import partial
@@ -16,7 +17,8 @@ from tests.support.thread_processes import in_threads
 from tests.support.trainers import Lab, run_steps, trainer_of, weights
 from videotune.config.sections import Lora
 from videotune.distributed import DistributedContext
-from videotune.runs.checkpoint import complete_checkpoints, pick
+from videotune.errors import VideotuneError
+from videotune.runs.checkpoint import Checkpoint, complete_checkpoints, pick
 from videotune.trainer import checkpoint_parts, saving
 from videotune.trainer.checkpoint_parts import has_room_for_copy
 from videotune.trainer.loop import train_steps
@@ -34,8 +36,11 @@ from videotune.trainer.saving import (
 )
 from videotune.trainer.trainer import Trainer
 
-PARTS = {"weights": {"a": torch.zeros(100), "b": torch.zeros(10, dtype=torch.float64)}}
-BYTES = 4 * 100 + 8 * 10
+PARTS = {
+    "weights": {"a": torch.zeros(100), "b": torch.zeros(10, dtype=torch.float64)},
+    "ema": {"a": torch.zeros(3, 2, dtype=torch.bfloat16)},
+}
+BYTES = 4 * 100 + 8 * 10 + 2 * 6
 
 
 @pytest.fixture
@@ -167,7 +172,7 @@ def test_all_copy_or_none_does_where_processes_save_together(
         trainer: Any = SimpleNamespace(shard_rows=rows, dist=dist)
         return _all_have_room(trainer, parts[dist.rank])
 
-    larger = {"weights": PARTS["weights"] | {"c": torch.zeros(1)}}
+    larger = PARTS | {"weights": PARTS["weights"] | {"c": torch.zeros(1)}}
     for parts, has_room in (([PARTS, PARTS], True), ([PARTS, larger], False)):
         together = in_threads(2, partial(room, rows={"a": None}, parts=parts))
         assert together == [has_room] * 2
@@ -313,6 +318,32 @@ def state_of(trainer: Trainer) -> dict[str, torch.Tensor]:
         state |= trainable.loss_scale.state()
     state |= {f"net.{name}": value for name, value in trainer.net.state_dict().items()}
     return {name: value.detach().clone() for name, value in state.items()}
+
+
+class WithoutNames(Checkpoint):
+    """A checkpoint that does not say which parameters had no moment."""
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+
+def test_a_checkpoint_that_does_not_fit_is_named(lab: Lab) -> None:
+    trainer = trainer_of(lab)
+    save(trainer, 1, thread=False)
+    checkpoint = pick(trainer.run, 1)
+    folder = re.escape(str(checkpoint.folder))
+    larger = trainer_of(lab, {"lora.rank": 4})
+    with pytest.raises(VideotuneError, match=folder):
+        restore_state(larger, checkpoint)
+
+    same = trainer_of(lab)
+    restore_state(same, checkpoint)
+    lossy = WithoutNames(**vars(checkpoint))
+    message = f"^checkpoint {folder} is not complete, .*: no optimizer state for "
+    with pytest.raises(VideotuneError, match=message):
+        restore_state(same, lossy)
+    for each in (trainer, larger, same):
+        each.journal.close()
 
 
 @pytest.mark.parametrize(

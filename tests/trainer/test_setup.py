@@ -85,9 +85,9 @@ class SecondOfTwo(DistributedContext):
 
 
 def built_by(
-    lab: Lab, dist: DistributedContext | None
+    lab: Lab, dist: DistributedContext | None, **knobs: Any
 ) -> tuple[Trainer, Noting, list[str]]:
-    job = job_of(lab)
+    job = job_of(lab, knobs)
     noting = Noting(job.library.windows[0])
     heartbeat = NotingHeartbeat(lab.tmp)
     heartbeat.states = []
@@ -107,7 +107,8 @@ def test_callbacks_are_checked_first_then_encode_and_then_find_the_networks(
     lab: Lab,
 ) -> None:
     """What they read is in the cache by then."""
-    trainer, noting, states = built_by(lab, None)
+    mirrored = [{"path": str(lab.clips), "flip": "always"}]
+    trainer, noting, states = built_by(lab, None, datasets=mirrored)
     assert noting.events == [("check", True), "encode", ("built", True)]
     assert states == ["encoding", "progress", "loading"]
     assert trainer.callbacks == (noting,)

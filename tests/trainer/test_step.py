@@ -44,16 +44,19 @@ from videotune.trainer.low_precision import (
 )
 from videotune.trainer.lr_schedule import LRSchedule, lr_at
 from videotune.trainer.micro_batches import micro_batches
-from videotune.trainer.network_pass import PassInputs
+from videotune.trainer.network_pass import PassInputs, PassOutput, tokens_per_sample
 from videotune.trainer.optimizer_state import optimizer_state
 from videotune.trainer.optimizers import clip_grad_norm, make_optimizer
 from videotune.trainer.step import _pass_inputs, _update, train_step
 from videotune.trainer.step_context import StepContext, TrainableState
 from videotune.trainer.step_record import (
     FIRST_MSE,
+    LOSS,
     Clock,
     StepRecord,
+    empty_values,
     loss_by_noise_level,
+    write_values,
 )
 from videotune.types import Batch, Conditioning, Velocity
 
@@ -524,6 +527,49 @@ def test_each_process_rounds_its_rows_by_draws_of_their_own() -> None:
     for i, draw in enumerate(others):
         assert not torch.equal(draw, alone)
         assert not any(torch.equal(draw, other) for other in others[:i])
+
+
+@pytest.mark.parametrize(
+    ("shape", "patch", "tokens"),
+    [
+        ((3, 4, 6), (1, 2, 2), 18),
+        ((3, 5, 7), (1, 2, 2), 36),
+        ((5, 4, 4), (2, 4, 1), 12),
+    ],
+)
+def test_the_tokens_of_a_sample_are_its_patches(
+    shape: tuple[int, ...], patch: tuple[int, ...], tokens: int
+) -> None:
+    """A side that its patch does not divide has one more."""
+    family: Any = SimpleNamespace(spec=SimpleNamespace(patch=patch))
+    batch = Batch.of(torch.zeros(2, 16, *shape), Conditioning(torch.zeros(2, 1, 1)))
+    assert tokens_per_sample(family, batch) == tokens
+
+
+def test_the_values_of_a_step_are_on_its_device_with_room_for_each_sample(
+    tiny_family: Open,
+) -> None:
+    step_batch = Setup(tiny_family("wan")).prepared(count=3)
+    assert empty_values(step_batch, torch.device("meta")).is_meta
+    values = empty_values(step_batch, CPU)
+    assert values.tolist() == [0.0] * 6
+    with_sound = replace(step_batch, sound_t=step_batch.t)
+    assert empty_values(with_sound, CPU).tolist() == [0.0] * 9
+
+
+def test_each_micro_batch_adds_its_loss_and_writes_its_samples_errors() -> None:
+    """Three samples in two parts; the errors of the sound follow those of the video."""
+    values = torch.zeros(FIRST_MSE + 6)
+    parts = [(0, [1.0, 2.0], [5.0, 6.0], 0.25), (2, [3.0], [7.0], 0.5)]
+    for first, mse, sound_mse, loss in parts:
+        micro_batch: Any = SimpleNamespace(first_sample=first)
+        output = PassOutput(
+            torch.tensor(loss), torch.tensor(mse), torch.tensor(sound_mse)
+        )
+        write_values(values, micro_batch, output, samples_in_step=3)
+    assert values[LOSS] == 0.75
+    assert values[FIRST_MSE:].tolist() == [1, 2, 3, 5, 6, 7]
+    assert not values[1:FIRST_MSE].any()
 
 
 def test_a_pass_reads_everything_on_the_device(tiny_family: Open) -> None:
