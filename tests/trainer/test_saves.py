@@ -1,6 +1,7 @@
 """When a checkpoint is due, which one is best, and what a resume restores, bit for bit."""
 
 import errno
+import os
 import re
 import shutil
 import time
@@ -13,9 +14,11 @@ import psutil
 import pytest
 import torch
 
+from tests.support.run_results import of_kind
 from tests.support.thread_processes import in_threads
 from tests.support.trainers import Lab, run_steps, trainer_of, weights
 from videotune.config.sections import Lora
+from videotune.console import size
 from videotune.distributed import DistributedContext
 from videotune.errors import VideotuneError
 from videotune.runs.checkpoint import Checkpoint, complete_checkpoints, pick
@@ -146,6 +149,9 @@ def test_a_checkpoint_needs_its_room_on_the_disk_to_the_byte(
     with pytest.raises(OSError, match="free") as error:
         refuse_full(tmp_path, PARTS)
     assert error.value.errno == errno.ENOSPC
+    assert error.value.filename == str(tmp_path)
+    text = f"{size(BYTES + SPARE)} are needed, {size(free)} free"
+    assert error.value.strerror == f"{os.strerror(errno.ENOSPC)}: {text}"
 
 
 def test_copies_take_at_most_half_of_the_free_memory(
@@ -249,6 +255,40 @@ def test_a_checkpoint_has_what_a_resume_compares(lab: Lab) -> None:
         state = pick(trainer.run, step).state()
         for key, value in (expected | {"without_state": without_state}).items():
             assert state[key] == value, key
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_a_thread_writes_a_copy_if_there_is_room_for_it(
+    has_room: bool, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the next step changes is not in it."""
+    trainer = trainer_of(lab, {"ema": 0.9, "save_keep": 1})
+    memory = SimpleNamespace(available=1 << 40 if has_room else 0)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    before = weights(trainer)
+    trainer.saved_at = 0.0
+    begun = time.monotonic()
+    save(trainer, 3, "backup")
+    assert begun <= trainer.saved_at <= time.monotonic()
+    pending = trainer.pending_save
+    assert (pending is not None) is has_room
+    if pending is not None:
+        assert (pending.step, pending.is_shared) == (3, False)
+        assert pending.written is not None
+        assert 0 < pending.waited < time.monotonic() - begun + 1e-3
+        for parameter in trainer.parameters.values():
+            parameter.data.zero_()
+        saving.finish_pending_save(trainer)
+    trainer.journal.close()
+    checkpoint = pick(trainer.run, 3)
+    assert checkpoint.kind == "backup"
+    assert checkpoint.has_ema
+    saved = checkpoint.load("weights")
+    assert saved.keys() == before.keys()
+    for name, value in before.items():
+        assert torch.equal(saved[name], value)
+    (line,) = of_kind(trainer.run, "save")
+    assert 0 <= line["waited"] <= line["seconds"] < time.monotonic() - begun + 1e-3
 
 
 def test_what_has_no_moment_is_named_by_all_processes_that_save_together() -> None:
