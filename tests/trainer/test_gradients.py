@@ -12,7 +12,7 @@ from videotune.config.schema import Optimizer
 from videotune.distributed import DistributedContext
 from videotune.memory.compiling import CompiledBlocks
 from videotune.memory.sharding import Shard, Shards
-from videotune.trainer.gradients import sum_and_clip
+from videotune.trainer.gradients import forget_gradients, sum_and_clip
 from videotune.trainer.loss_scale import LossScale
 from videotune.trainer.low_precision import BackwardOptimizer, MasterWeights
 from videotune.trainer.optimizers import (
@@ -124,6 +124,25 @@ def test_zeros_in_the_network_are_dropped_before_masters_take_them() -> None:
     }
     assert missing == {"missing.weight"} | UNREAD
     assert all(parameter.grad is None for parameter in halves.values())
+
+
+def test_gradients_of_passes_without_an_update_are_forgotten_everywhere() -> None:
+    """In what the optimizer updates, in the network beside it, and in shards."""
+    halves = {"a": nn.Parameter(torch.ones(2, dtype=torch.bfloat16))}
+    masters = MasterWeights(halves)
+    master = masters.parameters["a"]
+    optimizer = make_optimizer({"all": [master]}, Optimizer())
+    forgotten: list[None] = []
+    shards: Any = SimpleNamespace(forget_gradients=lambda: forgotten.append(None))
+    for parameter in (master, halves["a"]):
+        parameter.grad = torch.ones_like(parameter)
+    trainable = TrainableState(
+        masters.parameters, optimizer, {}, masters=masters, shards=shards
+    )
+    forget_gradients(trainable)
+    assert master.grad is None
+    assert halves["a"].grad is None
+    assert len(forgotten) == 1
 
 
 def test_a_step_without_any_gradient_has_zeros_for_all() -> None:

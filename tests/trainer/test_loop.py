@@ -1,23 +1,26 @@
 """What processes agree on between steps, how a run ends, and what a step is given."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from tests.support.run_results import of_kind, steps_of
 from tests.support.thread_processes import in_threads
 from tests.support.trainers import Lab, trainer_of
 from videotune.distributed import DistributedContext
 from videotune.errors import VideotuneError
+from videotune.runs.checkpoint import complete_checkpoints, pick
 from videotune.runs.stop_signals import Interrupted, Signals
-from videotune.trainer import loop
+from videotune.trainer import loop, saving
 from videotune.trainer.deterministic import deterministic_kernels
 from videotune.trainer.loop import (
     NoBatch,
@@ -28,10 +31,12 @@ from videotune.trainer.loop import (
     base_guidance,
     remaining_batches,
     track_peak_memory,
+    train_loop,
+    train_steps,
 )
 from videotune.trainer.saving import Saving
 from videotune.trainer.step import OutOfMemory
-from videotune.trainer.trainer import Trainer
+from videotune.trainer.trainer import Callback, Trainer
 
 
 @pytest.fixture
@@ -267,6 +272,10 @@ def test_a_distilled_base_keeps_its_guidance_beside_the_empty_caption(lab: Lab) 
     assert guidance.scale == 3.5
     expected = trainer.family.collate_states([trainer.text_states("")])
     assert torch.equal(guidance.empty.text, expected.text)
+    trainer.family.device = torch.device("meta")
+    guidance = base_guidance(trainer)
+    assert guidance is not None
+    assert guidance.empty.text.is_meta
 
 
 def test_the_kernels_of_a_block_are_deterministic_and_then_as_before(
@@ -351,3 +360,120 @@ def test_who_takes_part_in_work_between_steps_and_may_be_interrupted(
         with pytest.raises(Interrupted), trainer.interruptible():
             pass
     assert any(isinstance(callback, Saving) for callback in trainer.callbacks)
+
+
+class Work(Callback):
+    """Work of some steps, which notes what is recorded by then."""
+
+    def __init__(self, due_at: tuple[int, ...] = (), *, stops: bool = False) -> None:
+        self.due_at = due_at
+        self.wants_to_stop = stops
+        self.recorded: list[tuple[int, int]] = []
+
+    def due(self, trainer: Trainer, step: int, requests: Collection[str]) -> bool:
+        return step in self.due_at
+
+    def run(self, trainer: Trainer, step: int) -> None:
+        self.recorded.append((step, trainer.last_step))
+        trainer.net.eval()
+
+    def stops(self, trainer: Trainer) -> bool:
+        return self.wants_to_stop
+
+
+def trained(lab: Lab, *work: Callback, steps: int = 4) -> tuple[Trainer, str]:
+    trainer = trainer_of(lab, {"steps": steps})
+    trainer.callbacks = (*trainer.callbacks, *work)
+    return trainer, train_loop(trainer)
+
+
+def test_a_step_is_recorded_before_work_that_is_due_after_it(lab: Lab) -> None:
+    """And the network trains on after work that has used it."""
+    work = Work((1, 3, 4))
+    trainer, ended = trained(lab, work)
+    assert ended == "done"
+    assert work.recorded == [(1, 1), (3, 3), (4, 4)]
+    trainer.journal.close()
+    lines = steps_of(trainer.run)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert all(
+        {"data", "forward", "backward", "optimizer"} <= line["seconds"].keys()
+        for line in lines
+    )
+
+    trainer = trainer_of(lab, {"steps": 1})
+    trainer.net.eval()
+    next(train_steps(trainer))
+    trainer.journal.close()
+    assert trainer.net.training
+
+
+@pytest.mark.parametrize(
+    ("due_at", "ended", "last", "saved"),
+    [((2,), "early", 2, [2]), ((), "done", 4, [4]), ((4,), "done", 4, [4])],
+)
+def test_a_run_ends_early_after_work_that_asks_for_it(
+    due_at: tuple[int, ...], ended: str, last: int, saved: list[int], lab: Lab
+) -> None:
+    """With its last step saved; at the last step there is nothing to end."""
+    trainer, reason = trained(lab, Work(due_at, stops=True))
+    trainer.journal.close()
+    assert (reason, trainer.last_step) == (ended, last)
+    assert trainer.pending_save is None
+    checkpoints = complete_checkpoints(trainer.run)
+    assert [each.step for each in checkpoints] == saved
+    assert len(of_kind(trainer.run, "save")) == 1
+
+
+class Stop(Work):
+    """A user who asks to stop while a step runs."""
+
+    def due(self, trainer: Trainer, step: int, requests: Collection[str]) -> bool:
+        if step in self.due_at:
+            trainer.signals.stop = True
+        return False
+
+
+@pytest.mark.parametrize(("at", "ended"), [(2, "interrupted"), (4, "done")])
+def test_a_stop_ends_the_run_after_its_step_is_saved(
+    at: int, ended: str, lab: Lab
+) -> None:
+    """In the last step it changes nothing."""
+    trainer, reason = trained(lab, Stop((at,)))
+    trainer.journal.close()
+    assert (reason, trainer.last_step) == (ended, at)
+    assert trainer.pending_save is None
+    (line,) = of_kind(trainer.run, "save")
+    assert line["step"] == at
+    assert pick(trainer.run, at).kind == "save"
+    assert train_loop(trainer) == "interrupted", "nothing begins after it"
+
+
+def test_steps_go_on_while_a_checkpoint_is_written(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = Event()
+    write = saving.save_checkpoint
+    states: list[tuple[int, bool]] = []
+
+    class Release(Work):
+        def due(self, trainer: Trainer, step: int, requests: Collection[str]) -> bool:
+            states.append((step, saving.is_writing(trainer)))
+            if step == 3:
+                written.set()
+            return False
+
+    def write_slowly(*arguments: Any) -> Any:
+        assert written.wait(timeout=20)
+        return write(*arguments)
+
+    monkeypatch.setattr(saving, "save_checkpoint", write_slowly)
+    trainer = trainer_of(lab, {"steps": 4, "save_every": 1, "save_keep": 9})
+    first, *_ = [each for each in trainer.callbacks if isinstance(each, Saving)]
+    first.every = 5  # only the last step, and the one that is saved by hand here
+    trainer.callbacks = (first, Release())
+    saving.save(trainer, 1)
+    assert train_loop(trainer) == "done"
+    trainer.journal.close()
+    assert states[:3] == [(1, True), (2, True), (3, True)]
+    assert [line["step"] for line in of_kind(trainer.run, "save")] == [1, 4]
