@@ -47,7 +47,13 @@ from videotune.trainer.micro_batches import micro_batches
 from videotune.trainer.network_pass import PassInputs, PassOutput, tokens_per_sample
 from videotune.trainer.optimizer_state import optimizer_state
 from videotune.trainer.optimizers import clip_grad_norm, make_optimizer
-from videotune.trainer.step import _pass_inputs, _update, train_step
+from videotune.trainer.step import (
+    OutOfMemory,
+    _pass_inputs,
+    _start_again,
+    _update,
+    train_step,
+)
 from videotune.trainer.step_context import StepContext, TrainableState
 from videotune.trainer.step_record import (
     FIRST_MSE,
@@ -527,6 +533,105 @@ def test_each_process_rounds_its_rows_by_draws_of_their_own() -> None:
     for i, draw in enumerate(others):
         assert not torch.equal(draw, alone)
         assert not any(torch.equal(draw, other) for other in others[:i])
+
+
+def trainable_of(setup: Setup, **fields: Any) -> TrainableState:
+    schedule = LRSchedule(1.0, "LINEAR", 0, 10)
+    return TrainableState(
+        setup.parameters, setup.optimizer, {"transformer": schedule}, **fields
+    )
+
+
+def test_a_step_is_recorded_with_its_samples_and_the_rate_of_its_expert(
+    tiny_family: Open,
+) -> None:
+    """An expert's rate falls over its own steps, and gradients are gone after a step."""
+    setup = Setup(tiny_family("wan"))
+    step_batch = replace(setup.prepared(9, count=2), captions=("a", "b"))
+    context = StepContext(setup.family, setup.objective, 1, 1.0)
+    clock = Clock(CPU)
+    steps: list[int] = []
+    ema: Any = SimpleNamespace(update=lambda step, finite: steps.append(step))
+    trainable = trainable_of(setup, expert="low", ema=ema)
+    record = train_step(context, setup.net, trainable, step_batch, clock, 3)
+    assert (record.step, record.expert) == (9, "low")
+    assert record.window_ids == step_batch.window_ids
+    assert record.captions == ("a", "b")
+    assert record.t is step_batch.t
+    assert (record.sound_t, record.arrived) == (None, None)
+    assert record.clock is clock
+    assert record.lr == {"transformer": pytest.approx(0.8)}
+    assert setup.optimizer.param_groups[0]["lr"] == record.lr["transformer"]
+    assert steps == [3]
+    assert all(parameter.grad is None for parameter in setup.parameters.values())
+    assert list(clock.read()) == ["forward", "backward", "optimizer"]
+
+    record = train_step(context, setup.net, trainable, step_batch, Clock(CPU))
+    assert record.lr == {"transformer": pytest.approx(0.2)}
+    assert steps == [3, 9]
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), MemoryError()])
+@pytest.mark.parametrize(
+    ("fails_in", "in_backward", "intact"),
+    [
+        ("forward_pass", False, True),
+        ("forward_pass", True, False),
+        ("step_if_finite", False, False),
+    ],
+)
+def test_a_step_without_room_is_named_and_whether_the_weights_are_as_before(
+    fails_in: str,
+    in_backward: bool,
+    intact: bool,
+    error: Exception,
+    tiny_family: Open,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    setup = Setup(tiny_family("wan"))
+    step_batch = setup.prepared(4, count=2)
+    context = StepContext(setup.family, setup.objective, 1, 1.0)
+    backward = BackwardOptimizer(1.0) if in_backward else None
+    trainable = trainable_of(setup, backward_optimizer=backward)
+    for parameter in setup.parameters.values():
+        parameter.grad = torch.ones_like(parameter)
+
+    def fail(*_: Any) -> Any:
+        raise error
+
+    function = f"{train_step.__module__}.{fails_in}"
+    monkeypatch.setattr(function, fail)
+    with pytest.raises(OutOfMemory, match="step 4") as raised:
+        train_step(context, setup.net, trainable, step_batch, Clock(CPU))
+    assert raised.value.intact is intact
+    assert (raised.value.step, raised.value.window_ids) == (4, step_batch.window_ids)
+    assert raised.value.__cause__ is error
+    assert all(parameter.grad is None for parameter in setup.parameters.values())
+
+    def fail_otherwise(*_: Any) -> Any:
+        raise RuntimeError("a shape")
+
+    monkeypatch.setattr(function, fail_otherwise)
+    with pytest.raises(RuntimeError, match=r"^a shape$"):
+        train_step(context, setup.net, trainable, step_batch, Clock(CPU))
+
+
+def test_what_a_failed_pass_has_left_is_forgotten() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    weight.grad = torch.ones(2)
+    repeated: list[None] = []
+    backward: Any = SimpleNamespace(repeat=lambda: repeated.append(None))
+    optimizer = make_optimizer({"w": [weight]}, Optimizer())
+    values = torch.ones(4)
+    for each, times in ((None, 0), (backward, 1)):
+        values.fill_(1)
+        _start_again(
+            TrainableState({"w": weight}, optimizer, {}, backward_optimizer=each),
+            values,
+        )
+        assert not values.any()
+        assert weight.grad is None
+        assert len(repeated) == times
 
 
 @pytest.mark.parametrize(
