@@ -75,6 +75,7 @@ def test_a_stop_that_is_heard_of_late_leaves_a_save_and_no_backup(
     checkpoints = complete_checkpoints(trainer.run)
     kinds = {checkpoint.step: checkpoint.kind for checkpoint in checkpoints}
     assert kinds[2] == "save"
+    assert trainer.pending_save is None, "and it is whole when the loop ends"
 
 
 @pytest.mark.parametrize(

@@ -439,8 +439,11 @@ def test_a_stop_ends_the_run_after_its_step_is_saved(
     at: int, ended: str, lab: Lab
 ) -> None:
     """In the last step it changes nothing."""
-    trainer, reason = trained(lab, Stop((at,)))
+    work = Work()
+    work.saves = True
+    trainer, reason = trained(lab, Stop((at,)), work)
     trainer.journal.close()
+    assert work.recorded == [(at, at)], "the step is recorded before it is saved"
     assert (reason, trainer.last_step) == (ended, at)
     assert trainer.pending_save is None
     (line,) = of_kind(trainer.run, "save")
