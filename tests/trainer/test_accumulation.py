@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.support.taped_graph import TapedGraph
 from tests.trainer.test_step import CPU, Setup
 from videotune.adapters.layers import LiveText
 from videotune.config.schema import Optimizer
@@ -18,6 +19,7 @@ from videotune.diffusion.base_targets import BaseGuidance
 from videotune.distributed import DistributedContext
 from videotune.latent_cache.step_batch import StepBatch
 from videotune.memory.sharding import Shards
+from videotune.trainer.captured_passes import CapturedPasses
 from videotune.trainer.gradient_norms import GradientNorms
 from videotune.trainer.low_precision import BackwardOptimizer
 from videotune.trainer.lr_schedule import LRSchedule
@@ -318,3 +320,23 @@ def test_norms_are_kept_on_the_device_of_their_gradients() -> None:
     norms.keep(1, [nn.Parameter(torch.zeros(1)), on_host], None)
     assert norms._norms_by_device["cpu"].tolist() == [0.0, 2.0]
     assert norms._norms_by_device["meta"].device == meta
+
+
+@pytest.mark.parametrize("has_graphs", [False, True])
+def test_the_time_of_a_pass_is_that_of_its_two_halves(
+    has_graphs: bool, tiny_family: Open
+) -> None:
+    """With graphs, what precedes the graph and the graph."""
+    setup = Setup(tiny_family("wan"))
+    step_batch = setup.prepared(1, count=2)
+    context = StepContext(setup.family, setup.objective, 2, 1.0)
+    if has_graphs:
+        context = replace(context, captured=CapturedPasses(TapedGraph))
+    clock = Clock(CPU)
+    values = empty_values(step_batch, CPU)
+    accumulate_gradients(
+        context, setup.net, trainable_of(setup), step_batch, clock, values
+    )
+    seconds = clock.read()
+    assert list(seconds) == ["forward", "backward"]
+    assert min(seconds.values()) > 0

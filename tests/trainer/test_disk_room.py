@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from videotune.console import size
 from videotune.errors import DoesNotFit
 from videotune.trainer.saving import SPARE, refuse_small_disk
 
@@ -33,7 +34,8 @@ def test_two_checkpoints_need_their_room_to_the_byte(
     set_free(NEEDED)
     refuse_small_disk(tmp_path / "run", disk)
     set_free(NEEDED - 1)
-    with pytest.raises(DoesNotFit, match="two checkpoints need"):
+    sizes = f"two checkpoints need {size(NEEDED)}, and {size(NEEDED - 1)} are free"
+    with pytest.raises(DoesNotFit, match=f"^{tmp_path / 'run'}: {sizes}"):
         refuse_small_disk(tmp_path / "run", disk)
 
 
@@ -48,7 +50,10 @@ def test_room_for_some_checkpoints_of_a_run_is_a_warning(
     assert "".join(capsys.readouterr()) == ""
     set_free(WHOLE_RUN - 1)
     refuse_small_disk(tmp_path / "run", disk)
-    assert "9 checkpoints and the export need" in "".join(capsys.readouterr())
+    needed = f"9 checkpoints and the export need {size(WHOLE_RUN)}"
+    free = f"{size(WHOLE_RUN - 1)} are free in {tmp_path}"
+    line = "".join(capsys.readouterr())
+    assert line.startswith(f"warning: {needed}, and {free}: ")
 
 
 def test_a_plan_that_does_not_know_the_run_s_size_refuses_nothing(

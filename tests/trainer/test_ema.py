@@ -45,6 +45,13 @@ def test_a_step_that_was_skipped_changes_no_average() -> None:
     assert all(torch.equal(ema.values[name], plain.values[name]) for name in before)
 
 
+def test_averages_are_beside_their_weights_unless_they_are_kept_on_the_host() -> None:
+    weights = {"a": nn.Parameter(torch.zeros(3, device="meta", dtype=torch.bfloat16))}
+    for average in EmaWeights(weights, 0.5).values.values():
+        assert average.is_meta
+        assert average.dtype == torch.float32
+
+
 def test_saved_averages_are_loaded_at_their_place() -> None:
     ema = EmaWeights(parameters(), 0.5)
     places = {name: value.data_ptr() for name, value in ema.values.items()}

@@ -14,7 +14,7 @@ from videotune.errors import VideotuneError
 from videotune.trainer.build import make_objective
 from videotune.trainer.expert_pool import make_expert_schedule, shares
 from videotune.trainer.export import experts_of
-from videotune.trainer.loop import train_steps
+from videotune.trainer.loop import remaining_batches, train_steps
 
 BOUNDARY = 0.875
 """Noise level from which the high expert of the tiny model runs."""
@@ -81,6 +81,16 @@ def test_an_expert_that_trains_must_have_noise_levels(
         schedule_of(pair, **settings)
 
 
+def test_a_step_draws_noise_levels_of_its_expert_only(pair: Lab) -> None:
+    knobs = {"steps": 12, "expert_share": 0.5, "expert_period": 1, "batch_size": 2}
+    trainer = trainer_of(pair, knobs)
+    trainer.journal.close()
+    levels: dict[str, list[float]] = {"high": [], "low": []}
+    for batch in remaining_batches(trainer):
+        levels[trainer.pool.expert_schedule.at(batch.step)] += batch.t.tolist()
+    assert min(levels["high"]) >= BOUNDARY > max(levels["low"])
+
+
 def test_each_expert_s_rate_falls_over_its_own_steps(pair: Lab) -> None:
     """A linear fall without warm-up: n steps have rate · (n - k) / n after k of them."""
     knobs = {
@@ -95,9 +105,13 @@ def test_each_expert_s_rate_falls_over_its_own_steps(pair: Lab) -> None:
     }
     trainer = trainer_of(pair, knobs)
     rates: dict[str, list[float]] = {"high": [], "low": []}
+    expert_before = None
     for line in run_steps(trainer):
         assert list(line["lr"]) == [line["expert"]]
         rates[line["expert"]] += line["lr"].values()
+        # What it takes to load an expert counts where the expert is another one.
+        assert ("experts" in line["seconds"]) is (line["expert"] != expert_before)
+        expert_before = line["expert"]
     trainer.journal.close()
 
     for expert, peak, steps in (("high", 0.001, 2), ("low", 0.003, 4)):
@@ -164,8 +178,19 @@ def test_what_belongs_to_no_expert_gets_one_file(
         {"training_method": "FINE_TUNE"},
         {"training_method": "FINE_TUNE", "layer_offload_fraction": 0.5},
         {"layer_offload_fraction": 0.5},
+        {
+            "training_method": "FINE_TUNE",
+            "layer_offload_fraction": 0.5,
+            "text_encoder.train": True,
+        },
     ],
-    ids=["adapter", "all weights", "streamed weights", "adapter beside streamed"],
+    ids=[
+        "adapter",
+        "all weights",
+        "streamed weights",
+        "adapter beside streamed",
+        "text beside streamed weights",
+    ],
 )
 def test_an_expert_that_is_loaded_again_goes_on_with_what_it_has_learnt(
     knobs: dict[str, Any], pair: Lab

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.support.trainers import Lab, trainer_of
@@ -197,6 +198,40 @@ def test_a_merged_model_is_a_folder_and_a_file_for_each_expert(
         run, family, of_low, 6, alone, ["diffusers"], tmp_path, merge=True
     )
     assert [file.path for file in chosen] == [tmp_path / f"{run.name}-step-6-merged"]
+
+
+def test_trained_weights_are_a_folder_or_a_file_of_an_expert(
+    trainer: Trainer, tmp_path: Path
+) -> None:
+    family = trainer.family
+    name = "blocks.0.attn1.to_q.bias"
+    trained = torch.full_like(family.denoiser("low").state_dict()[name], 0.125)
+    resolved = changed(
+        trainer, training_method="FINE_TUNE", experts="low", output_dtype="BFLOAT_16"
+    )
+    folder, file = export_run(
+        trainer.run,
+        family,
+        {f"low.{name}": trained},
+        7,
+        resolved,
+        ["diffusers", "comfyui"],
+        tmp_path,
+    )
+    begin = f"{trainer.run.name}-step-7"
+    assert folder.path == tmp_path / f"{begin}_low_noise"
+    assert file.path == tmp_path / f"{begin}-comfyui_low_noise.safetensors"
+    (weights,) = (folder.path / "transformer_2").glob("*.safetensors")
+    for path in (weights, file.path):
+        tensors = load_file(path)
+        assert any(torch.equal(x, trained.bfloat16()) for x in tensors.values())
+        assert torch.bfloat16 in {x.dtype for x in tensors.values()}
+    facts = header_of(file.path)
+    assert (facts["expert"], facts["step"]) == ("low", 7)
+    assert facts["use"] == file.use == COMFYUI_MODEL_USE
+    facts = json.loads((folder.path / "videotune.json").read_text())
+    assert (facts["expert"], facts["step"]) == ("low", 7)
+    assert facts["use"] == "pipe = WanPipeline.from_pretrained(THIS_FOLDER)"
 
 
 def test_a_file_of_weights_alone_is_not_written_where_connectors_are_merged(

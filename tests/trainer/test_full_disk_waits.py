@@ -2,10 +2,12 @@
 
 import errno
 import json
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -64,7 +66,8 @@ def test_a_full_disk_is_waited_for_and_told_once(
     assert with_disk_retry(trainer, 2, failing(3)) == "written"
     (warning,) = of_kind(trainer.run, "warning")
     assert warning["step"] == 2
-    assert "No space left on device" in warning["text"]
+    reason = "no room to save step 2 (No space left on device)"
+    assert warning["text"] == f"{reason}: the run waits until there is"
     text = "".join(capsys.readouterr())
     assert text.count("paused: ") == 1
     assert text.count("there is room again") == 1
@@ -137,9 +140,54 @@ def test_an_error_leaves_the_last_step_saved(trainer: Trainer) -> None:
     assert steps_saved(trainer) == [2]
     save_before_error(trainer, 2)
     assert len(of_kind(trainer.run, "save")) == 1
-    trainer.dist = DistributedContext(1, 2)
+    save(trainer, 3, "backup", thread=False)
     save_before_error(trainer, 3)
-    assert steps_saved(trainer) == [2]
+    kinds = {each.step: each.kind for each in complete_checkpoints(trainer.run)}
+    assert kinds == {2: "save", 3: "backup"}, "a backup is enough"
+    trainer.dist = DistributedContext(1, 2)
+    save_before_error(trainer, 4)
+    assert steps_saved(trainer) == [2, 3]
+
+
+def test_a_process_that_has_all_of_it_saves_alone(trainer: Trainer) -> None:
+    """Another process of the run hears nothing of it."""
+    trainer.dist = DistributedContext(0, 2)
+    names = []
+    write = saving.save_checkpoint
+
+    def note_thread(*arguments: Any) -> Checkpoint:
+        names.append(threading.current_thread().name)
+        return write(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(saving, "save_checkpoint", note_thread)
+        save(trainer, 1, thread=False)
+        save(trainer, 2)
+        finish_pending_save(trainer)
+    assert steps_saved(trainer) == [1, 2]
+    assert names[0] == threading.current_thread().name
+    assert names[1].startswith("checkpoint")
+
+
+def test_a_full_disk_is_looked_at_again_after_a_while(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And requests to stop several times a second."""
+    naps: list[float] = []
+    now = 100.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        naps.append(seconds)
+        now += seconds
+
+    clock = SimpleNamespace(monotonic=lambda: now, sleep=sleep)
+    monkeypatch.setattr(saving, "TRY_AGAIN", 5.0)
+    monkeypatch.setattr(saving, "time", clock)
+    wait_or_raise(trainer, 3, FULL)
+    assert sum(naps) == pytest.approx(5.0, abs=0.5)
+    assert max(naps) <= 0.5
+    assert trainer.paused_at == 100.0
 
 
 def ended(result: Checkpoint | OSError) -> Future[Checkpoint]:
@@ -191,6 +239,30 @@ def test_a_failing_process_writes_nothing_again_that_others_write_with_it(
     assert is_writing(trainer)
 
 
+def test_a_save_that_waits_for_room_is_told_with_its_step(trainer: Trainer) -> None:
+    save(trainer, 1, thread=False)
+    (checkpoint,) = complete_checkpoints(trainer.run)
+    write = failing(1)
+
+    def write_checkpoint() -> Checkpoint:
+        write()
+        return checkpoint
+
+    pending = PendingSave(3, 0.0, write_checkpoint, ended(FULL), waited=5.0)
+    trainer.pending_save = pending
+    finish_pending_save(trainer)
+    assert trainer.pending_save is None
+    assert 5 < of_kind(trainer.run, "save")[-1]["waited"] < 65
+    (warning,) = of_kind(trainer.run, "warning")
+    assert warning["step"] == 3
+    assert "step 3" in warning["text"]
+    assert len(of_kind(trainer.run, "save")) == 2
+
+    trainer.pending_save = PendingSave(3, 0.0, write_checkpoint, ended(BROKEN))
+    finish_pending_save(trainer)  # the disk is well again
+    assert len(of_kind(trainer.run, "save")) == 3
+
+
 def test_a_save_s_line_has_its_seconds_and_a_backup_is_called_one(
     trainer: Trainer,
 ) -> None:
@@ -219,15 +291,16 @@ def test_a_checkpoint_that_cannot_be_removed_stays_and_is_named(
     def refuse(folder: Path) -> None:
         raise OSError(errno.EACCES, "in use", str(folder))
 
-    for step in (1, 2):
+    for step in (1, 2, 3):
         save(trainer, step, thread=False)
     trainer.job = replace(trainer.job, resolved=resolved)
     with monkeypatch.context() as patch:
         patch.setattr(saving, "remove", refuse)
         retire(trainer)
-    assert steps_saved(trainer) == [1, 2]
-    (warning,) = of_kind(trainer.run, "warning")
-    assert warning["step"] == 2
-    assert "step-1 cannot be removed" in warning["text"]
+    assert steps_saved(trainer) == [1, 2, 3]
+    warnings = of_kind(trainer.run, "warning")
+    assert [warning["step"] for warning in warnings] == [3, 3]
+    for warning, step in zip(warnings, (1, 2), strict=True):
+        assert f"step-{step} cannot be removed" in warning["text"]
     retire(trainer)
-    assert steps_saved(trainer) == [2]
+    assert steps_saved(trainer) == [3]

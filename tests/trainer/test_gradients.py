@@ -1,5 +1,6 @@
 """What becomes of gradients between the backward pass and the update."""
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ from videotune.config.schema import Optimizer
 from videotune.distributed import DistributedContext
 from videotune.memory.compiling import CompiledBlocks
 from videotune.memory.sharding import Shard, Shards
-from videotune.trainer.gradients import sum_and_clip
+from videotune.trainer.gradients import forget_gradients, sum_and_clip
 from videotune.trainer.loss_scale import LossScale
 from videotune.trainer.low_precision import BackwardOptimizer, MasterWeights
 from videotune.trainer.optimizers import (
@@ -123,6 +124,25 @@ def test_zeros_in_the_network_are_dropped_before_masters_take_them() -> None:
     }
     assert missing == {"missing.weight"} | UNREAD
     assert all(parameter.grad is None for parameter in halves.values())
+
+
+def test_gradients_of_passes_without_an_update_are_forgotten_everywhere() -> None:
+    """In what the optimizer updates, in the network beside it, and in shards."""
+    halves = {"a": nn.Parameter(torch.ones(2, dtype=torch.bfloat16))}
+    masters = MasterWeights(halves)
+    master = masters.parameters["a"]
+    optimizer = make_optimizer({"all": [master]}, Optimizer())
+    forgotten: list[None] = []
+    shards: Any = SimpleNamespace(forget_gradients=lambda: forgotten.append(None))
+    for parameter in (master, halves["a"]):
+        parameter.grad = torch.ones_like(parameter)
+    trainable = TrainableState(
+        masters.parameters, optimizer, {}, masters=masters, shards=shards
+    )
+    forget_gradients(trainable)
+    assert master.grad is None
+    assert halves["a"].grad is None
+    assert len(forgotten) == 1
 
 
 def test_a_step_without_any_gradient_has_zeros_for_all() -> None:
@@ -243,6 +263,47 @@ def test_the_norm_of_rows_counts_what_all_have_once(
     assert float(norm) == pytest.approx((2 * 18 + 49) ** 0.5)
     clipped = float(parameters["all"].grad)
     assert clipped == pytest.approx(7 / float(norm), rel=1e-5)
+
+
+@pytest.mark.parametrize("reads_sound", [True, False])
+def test_processes_sum_what_all_have_whole_and_the_values_of_a_step(
+    reads_sound: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are summed by FSDP already. In a model with sound a gradient may be missing in
+    all processes. The time until then is that of the optimizer.
+    """
+    parameters = parameters_of(
+        {"rows": torch.full((2,), 3.0), "all": torch.tensor([7.0])}
+    )
+    shards = Shards()
+    monkeypatch.setattr(Shards, "take_gradients", lambda self: None)  # FSDP's own
+    shards.local_parameters = {"rows": parameters["rows"]}
+    sums: list[tuple[Any, ...]] = []
+
+    @dataclass(frozen=True)
+    class FirstOfTwo(DistributedContext):
+        size: int = 2
+
+        def all_reduce_gradients(self, parameters: Any, **more: Any) -> None:
+            sums.append((list(parameters), more))
+
+        def sum_over_groups(self, values: Tensor) -> Tensor:
+            sums.append((values,))
+            return values
+
+    family: Any = SimpleNamespace(spec=SimpleNamespace(reads_sound=reads_sound))
+    objective: Any = None
+    context = StepContext(family, objective, 1, 1e9, dist=FirstOfTwo())
+    trainable = TrainableState(parameters, OptimizerList([]), {}, shards=shards)
+    values, clock = torch.zeros(4), Clock(CPU)
+    sum_and_clip(trainable, context, values, clock, one_modality_only=False)
+    of_gradients, of_values = sums
+    (replicated, more) = of_gradients
+    assert len(replicated) == 1
+    assert replicated[0] is parameters["all"]
+    assert more == {"keep_missing": reads_sound}
+    assert of_values[0] is values
+    assert list(clock.read()) == ["optimizer", "waiting"]
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,9 @@ def test_a_module_with_a_rank_of_its_own_has_its_own_scale() -> None:
         torch.testing.assert_close(parameters[f"{path}.lora_B.weight"].data, expected)
 
     too_high = ({"a": lora_of(3)}, {"a": 1.0})
-    with pytest.raises(VideotuneError, match=r"rank 3 in a\. Set lora\.rank"):
+    with pytest.raises(
+        VideotuneError, match=r"source has rank 3 in a\. Set lora\.rank"
+    ):
         put_adapter(SOURCE, too_high, parameters, settings)
 
 
@@ -115,28 +117,38 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
     settings = settings_of(rank=2, alpha=2)
     parameters = trained_of({"a": lora_of(2)})
     untrained = ({"b": lora_of(2), "c": lora_of(2)}, {"b": 1.0, "c": 1.0})
-    with pytest.raises(VideotuneError, match=r"changes 2 modules .* such as b"):
+    with pytest.raises(VideotuneError, match=r"source changes 2 modules .* such as b"):
         put_adapter(SOURCE, untrained, parameters, settings)
     loha = {part: torch.ones(2, 2) for part in PARTS["LOHA"]}
-    with pytest.raises(VideotuneError, match=r"is LOHA, and lora\.variant is LORA"):
+    with pytest.raises(
+        VideotuneError, match=r"source is LOHA, and lora\.variant is LORA"
+    ):
         check_kind(SOURCE, {"a": loha}, settings)
     check_kind(SOURCE, {"a": lora_of(2)}, settings)
-    with pytest.raises(VideotuneError, match="has rank 3 in a"):
+    with pytest.raises(VideotuneError, match="source has rank 3 in a"):
         check_kind(SOURCE, {"a": lora_of(3)}, settings)
 
 
 @pytest.mark.parametrize("sizes", [{"inputs": 6}, {"outputs": 5}])
 def test_a_module_of_another_size_is_of_another_base(sizes: dict[str, int]) -> None:
     refuse_shapes(SOURCE, "a", lora_of(1), lora_of(2))
-    with pytest.raises(VideotuneError, match="another base: a differs"):
+    with pytest.raises(
+        VideotuneError, match="source was made for another base: a differs"
+    ):
         refuse_shapes(SOURCE, "a", lora_of(1, **sizes), lora_of(2))
+    settings = settings_of(rank=2)
+    adapter = ({"a": lora_of(1, **sizes)}, {"a": 1.0})
+    with pytest.raises(VideotuneError, match="source was made for another base"):
+        put_adapter(SOURCE, adapter, trained_of({"a": lora_of(2)}), settings)
 
 
 def test_other_kinds_need_the_same_shapes() -> None:
     tensors = {"hada_w1_a": torch.ones(4, 2), "hada_w1_b": torch.ones(2, 3)}
     refuse_shapes(SOURCE, "a", tensors, tensors)
     here = tensors | {"hada_w1_b": torch.ones(1, 3)}
-    text = r"hada_w1_a \(4, 2\), hada_w1_b \(2, 3\) in a, .* hada_w1_b \(1, 3\)"
+    text = (
+        r"source has hada_w1_a \(4, 2\), hada_w1_b \(2, 3\) in a, .* hada_w1_b \(1, 3\)"
+    )
     with pytest.raises(VideotuneError, match=text):
         refuse_shapes(SOURCE, "a", tensors, here)
 

@@ -23,10 +23,11 @@ from videotune.config.optimizers import Optimizer, load_class
 from videotune.config.resolve import resolve
 from videotune.errors import VideotuneError
 from videotune.trainer import optimizer_contract
-from videotune.trainer.optimizer_bytes import state_bytes
+from videotune.trainer.optimizer_bytes import _tensor_bytes, state_bytes
 from videotune.trainer.optimizer_contract import (
     ALL_STEPS,
     Trial,
+    _equal,
     _moved,
     _set_gradients,
     failures,
@@ -192,6 +193,16 @@ class HalfState(Broken):
         parameter -= group["lr"] * (mean.float() + parameter.grad)
 
 
+class Damaging(Broken):
+    """It breaks weights that bfloat16 can hold, as rounded ones are."""
+
+    def update(self, group: dict[str, Any], parameter: nn.Parameter) -> None:
+        is_rounded = torch.equal(parameter, parameter.bfloat16().float())
+        parameter -= group["lr"] * parameter.grad
+        if is_rounded and parameter.numel() == 70:
+            parameter.fill_(torch.nan)
+
+
 class Averaging(Broken):
     """Its averaged weights, the result, differ from those that it trains."""
 
@@ -225,6 +236,7 @@ FAULTS = {
     Unbuildable: ("build", "wraps another optimizer"),
     Together: ("apart", "numbers over all parameters together"),
     HalfState: ("apart", "a state in bfloat16"),
+    Damaging: ("apart", "rounded updates damage vector"),
     OnlyMatrices: ("vectors", "matrices only (AssertionError: only matrices"),
 }
 """The part that each fails, and what the reason says."""
@@ -531,6 +543,50 @@ def test_the_bytes_of_a_plan_are_those_of_real_shapes(
     for shape in ((16, 640), (640, 16), (256, 256), (300,)):
         planned = state_bytes(settings, [shape])
         assert planned == pytest.approx(held_bytes(settings, shape), rel=0.02, abs=200)
+
+
+def test_the_bytes_of_the_table_are_those_of_its_numbers() -> None:
+    """ADAMW keeps two float32 means, LION one; a class adds up over the shapes, too."""
+    shapes = [(3, 5), (7,)]
+    assert state_bytes(settings_of("ADAMW"), iter(shapes)) == 2 * 4 * (15 + 7)
+    assert state_bytes(settings_of("LION"), shapes) == 4 * (15 + 7)
+    adam = settings_of("torch.optim:Adam")
+    assert state_bytes(adam, iter(shapes)) == 2 * 4 * (15 + 7) + 2 * 4  # its two steps
+
+
+def test_only_tensors_of_a_state_have_bytes() -> None:
+    state = {
+        "step": 3,
+        "mean": torch.zeros(2, 3),
+        "nested": [torch.zeros(5, dtype=torch.uint8), (torch.zeros(1), None), "text"],
+        "more": {"a": torch.zeros(2, dtype=torch.float64)},
+    }
+    assert _tensor_bytes(state) == 24 + 5 + 4 + 16
+    assert _tensor_bytes(3) == 0
+
+
+def test_tensors_are_equal_by_dtype_shape_and_bits() -> None:
+    nan = torch.tensor([1.0, float("nan")])
+    assert _equal({"a": nan}, {"a": nan.clone()})
+    assert not _equal({"a": nan}, {"b": nan})
+    assert not _equal({"a": nan}, {"a": nan, "b": nan})
+    zeros = torch.zeros(2, 3)
+    assert not _equal({"a": zeros}, {"a": zeros.view(3, 2)})
+    assert not _equal({"a": zeros}, {"a": zeros.int()})
+    assert not _equal({"a": zeros}, {"a": -zeros})
+
+
+@pytest.mark.parametrize("name", ["torch.optim:SGD", "ADAMW"])
+def test_a_trial_has_two_groups_at_its_rate(name: str) -> None:
+    trial = Trial(settings_of(name), {"a.x": (2, 3), "b.y": (4,)}, 0.5)
+    parameters = trial.parameters()
+    optimizer = trial.optimizer(parameters)
+    groups = {group["name"]: group for group in optimizer.param_groups}
+    for name, key in (("a", "a.x"), ("b", "b.y")):
+        assert groups[name]["lr"] == 0.5
+        (parameter,) = groups[name]["params"]
+        assert parameter is parameters[key]
+    assert groups.keys() == {"a", "b"}
 
 
 def test_classes_that_are_needed_for_all_are_named() -> None:

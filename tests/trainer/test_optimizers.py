@@ -4,6 +4,7 @@ leaves all alone where told to.
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,11 @@ from torch import Tensor, nn
 
 from videotune.config.optimizers import OPTIMIZERS, Optimizer
 from videotune.runs.checkpoint_writer import write_tensors
-from videotune.trainer.optimizer_state import load_optimizer_state, optimizer_state
+from videotune.trainer.optimizer_state import (
+    _paged,
+    load_optimizer_state,
+    optimizer_state,
+)
 from videotune.trainer.optimizers import AnyOptimizer, make_optimizer, step_if_finite
 
 NAMES = [name for name in OPTIMIZERS if name != "PAGED_ADAMW_8BIT"]
@@ -315,6 +320,44 @@ def test_the_paged_optimizer_is_the_8_bit_one_and_its_pages_come_back() -> None:
         results.append(weight.detach().cpu())
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[1], results[2])
+
+
+def test_what_is_paged_is_put_back_into_pages() -> None:
+    """Into those that the optimizer gives for a tensor of the parameter's shape."""
+    weight = nn.Parameter(torch.zeros(2, 3))
+    pages = []
+
+    def page_of(parameter: nn.Parameter, dtype: torch.dtype) -> Tensor:
+        assert parameter is weight
+        pages.append(torch.zeros_like(parameter, dtype=dtype))
+        return pages[-1]
+
+    def state() -> dict[str, Tensor]:
+        return {
+            "state1": torch.arange(6, dtype=torch.uint8).view(2, 3),
+            "state2": torch.ones(2, 2, 3),
+            "absmax1": torch.ones(2, 3),
+        }
+
+    given = state()
+    restored = _paged(
+        SimpleNamespace(is_paged=True, get_state_buffer=page_of), weight, dict(given)
+    )
+    (page,) = pages
+    assert restored["state1"] is page
+    assert page.dtype == torch.uint8
+    assert torch.equal(page, given["state1"])
+    for key in ("state2", "absmax1"):
+        assert restored[key] is given[key]
+
+    second = given | {"state2": torch.ones(2, 3)}
+    restored = _paged(
+        SimpleNamespace(is_paged=True, get_state_buffer=page_of), weight, dict(second)
+    )
+    assert any(restored["state2"] is page for page in pages[1:])
+    assert torch.equal(restored["state2"], second["state2"])
+    assert _paged(SimpleNamespace(is_paged=False), weight, given) is given
+    assert _paged(SimpleNamespace(), weight, given) is given
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "PRODIGY"])

@@ -101,7 +101,14 @@ def test_a_resume_says_how_many_processes_go_on_the_run_of_how_many(
         (3, None),
         (None, None),
     ]
-    assert "".join(capsys.readouterr()).count("continue the run of") == 3
+    lines = "".join(capsys.readouterr()).splitlines()
+    (samples,) = set(trainer.job.schedule.batch_sizes)
+    steps = f"its steps keep their {counted(samples, 'sample')}"
+    assert [line for line in lines if "continue" in line] == [
+        f"2 processes continue the run of 1: {steps}",
+        f"3 processes continue the run of 2: {steps}",
+        f"1 process continues the run of 3: {steps}",
+    ]
 
 
 def test_processes_that_share_samples_count_at_the_begin(trainer: Trainer) -> None:

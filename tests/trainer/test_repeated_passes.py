@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from tests.support.trainers import Lab, trainer_of
+from videotune.errors import VideotuneError
 from videotune.memory.compiling import CompiledBlocks
 from videotune.process_watch import ProcessLost
 from videotune.trainer import step
 from videotune.trainer.loop import train_loop
+from videotune.trainer.repeated_passes import run_with_fallbacks
 
 HALF = {
     "training_method": "FINE_TUNE",
@@ -74,3 +76,85 @@ def test_a_process_that_is_lost_in_a_compiled_pass_is_no_failure_of_the_compiler
         train_loop(trainer)
     assert len(calls) == 1
     assert trainer.pool.compiled.failure is None
+
+
+ROOM = torch.OutOfMemoryError("no room")
+OTHER = RuntimeError("another reason")
+
+
+class Passes:
+    """The passes of a step, which fail with these errors first."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = list(errors)
+        self.events: list[str] = []
+
+    def run(self) -> None:
+        self.events.append("passes")
+        if self.errors:
+            raise self.errors.pop(0)
+
+    def start_again(self) -> None:
+        self.events.append("again")
+
+
+def graphs_of(passes: Passes, count: int) -> Any:
+    class Graphs:
+        def __len__(self) -> int:
+            return count
+
+        def give_up(self, reason: str) -> None:
+            passes.events.append(f"give up: {reason}")
+
+    return Graphs()
+
+
+NO_ROOM = "give up: the device has no room for them beside the rest of a step"
+
+
+def test_graphs_make_room_once_and_what_is_compiled_may_fail_after_it() -> None:
+    for count in (1, 2):
+        passes = Passes(ROOM)
+        graphs = graphs_of(passes, count)
+        run_with_fallbacks(passes.run, passes.start_again, None, graphs)
+        assert passes.events == ["passes", "again", NO_ROOM, "passes"]
+
+    compiled = CompiledBlocks()
+    passes = Passes(ROOM, OTHER)
+    graphs = graphs_of(passes, 1)
+    run_with_fallbacks(passes.run, passes.start_again, compiled, graphs)
+    assert passes.events == ["passes", "again", NO_ROOM, *["passes", "again"], "passes"]
+    assert compiled.failure is not None
+
+    compiled = CompiledBlocks()
+    passes = Passes(OTHER)
+    graphs = graphs_of(passes, 1)
+    run_with_fallbacks(passes.run, passes.start_again, compiled, graphs)
+    assert passes.events == ["passes", "again", "passes"]
+    # What has failed before is not compiled again, so the next error is the model's own.
+    passes = Passes(OTHER)
+    with pytest.raises(RuntimeError, match="another reason"):
+        run_with_fallbacks(passes.run, passes.start_again, compiled, None)
+    assert passes.events == ["passes"]
+
+
+@pytest.mark.parametrize(
+    ("count", "error", "is_compiled"),
+    [
+        (0, ROOM, False),
+        (0, ROOM, True),
+        (1, OTHER, False),
+        (None, ROOM, False),
+        (None, ROOM, True),
+        (None, VideotuneError("a setting"), True),
+    ],
+)
+def test_other_errors_are_the_step_s(
+    count: int | None, error: Exception, is_compiled: bool
+) -> None:
+    passes = Passes(error)
+    graphs = None if count is None else graphs_of(passes, count)
+    compiled = CompiledBlocks() if is_compiled else None
+    with pytest.raises(type(error), match=str(error)):
+        run_with_fallbacks(passes.run, passes.start_again, compiled, graphs)
+    assert passes.events == ["passes"]

@@ -1,6 +1,8 @@
 """When a checkpoint is due, which one is best, and what a resume restores, bit for bit."""
 
 import errno
+import os
+import re
 import shutil
 import time
 from functools import partial
@@ -12,11 +14,14 @@ import psutil
 import pytest
 import torch
 
+from tests.support.run_results import of_kind
 from tests.support.thread_processes import in_threads
 from tests.support.trainers import Lab, run_steps, trainer_of, weights
 from videotune.config.sections import Lora
+from videotune.console import size
 from videotune.distributed import DistributedContext
-from videotune.runs.checkpoint import complete_checkpoints, pick
+from videotune.errors import VideotuneError
+from videotune.runs.checkpoint import Checkpoint, complete_checkpoints, pick
 from videotune.trainer import checkpoint_parts, saving
 from videotune.trainer.checkpoint_parts import has_room_for_copy
 from videotune.trainer.loop import train_steps
@@ -29,12 +34,16 @@ from videotune.trainer.saving import (
     best_step,
     is_kept,
     refuse_full,
+    retire,
     save,
 )
 from videotune.trainer.trainer import Trainer
 
-PARTS = {"weights": {"a": torch.zeros(100), "b": torch.zeros(10, dtype=torch.float64)}}
-BYTES = 4 * 100 + 8 * 10
+PARTS = {
+    "weights": {"a": torch.zeros(100), "b": torch.zeros(10, dtype=torch.float64)},
+    "ema": {"a": torch.zeros(3, 2, dtype=torch.bfloat16)},
+}
+BYTES = 4 * 100 + 8 * 10 + 2 * 6
 
 
 @pytest.fixture
@@ -140,6 +149,9 @@ def test_a_checkpoint_needs_its_room_on_the_disk_to_the_byte(
     with pytest.raises(OSError, match="free") as error:
         refuse_full(tmp_path, PARTS)
     assert error.value.errno == errno.ENOSPC
+    assert error.value.filename == str(tmp_path)
+    text = f"{size(BYTES + SPARE)} are needed, {size(free)} free"
+    assert error.value.strerror == f"{os.strerror(errno.ENOSPC)}: {text}"
 
 
 def test_copies_take_at_most_half_of_the_free_memory(
@@ -166,7 +178,7 @@ def test_all_copy_or_none_does_where_processes_save_together(
         trainer: Any = SimpleNamespace(shard_rows=rows, dist=dist)
         return _all_have_room(trainer, parts[dist.rank])
 
-    larger = {"weights": PARTS["weights"] | {"c": torch.zeros(1)}}
+    larger = PARTS | {"weights": PARTS["weights"] | {"c": torch.zeros(1)}}
     for parts, has_room in (([PARTS, PARTS], True), ([PARTS, larger], False)):
         together = in_threads(2, partial(room, rows={"a": None}, parts=parts))
         assert together == [has_room] * 2
@@ -227,6 +239,93 @@ def test_a_save_counts_as_a_backup_and_a_backup_not_as_a_save(lab: Lab) -> None:
     assert pick(trainer.run, 4).state()["lora_scale"] == trainer.job.config.lora.scale
 
 
+def test_a_checkpoint_has_what_a_resume_compares(lab: Lab) -> None:
+    """Names without a moment are kept apart, so that a lost one is not taken for new."""
+    settings = {"seed": 7, "batch_size": 2, "gradient_accumulation_steps": 3}
+    trainer = trainer_of(lab, settings)
+    for step in (1, 2):
+        if step == 2:
+            next(train_steps(trainer))
+        save(trainer, step, thread=False)
+    trainer.journal.close()
+    expected = {"seed": 7, "effective_batch": 6, "lora_scale": 1.0}
+    assert trainer.job.config.lora.scale == 1.0
+    names = sorted(trainer.parameters)
+    for step, without_state in ((1, names), (2, [])):
+        state = pick(trainer.run, step).state()
+        for key, value in (expected | {"without_state": without_state}).items():
+            assert state[key] == value, key
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_a_thread_writes_a_copy_if_there_is_room_for_it(
+    has_room: bool, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the next step changes is not in it."""
+    trainer = trainer_of(lab, {"ema": 0.9, "save_keep": 1})
+    memory = SimpleNamespace(available=1 << 40 if has_room else 0)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    before = weights(trainer)
+    trainer.saved_at = 0.0
+    begun = time.monotonic()
+    save(trainer, 3, "backup")
+    assert begun <= trainer.saved_at <= time.monotonic()
+    pending = trainer.pending_save
+    assert (pending is not None) is has_room
+    if pending is not None:
+        assert (pending.step, pending.is_shared) == (3, False)
+        assert pending.written is not None
+        assert 0 < pending.waited < time.monotonic() - begun + 1e-3
+        for parameter in trainer.parameters.values():
+            parameter.data.zero_()
+        saving.finish_pending_save(trainer)
+    trainer.journal.close()
+    checkpoint = pick(trainer.run, 3)
+    assert checkpoint.kind == "backup"
+    assert checkpoint.has_ema
+    saved = checkpoint.load("weights")
+    assert saved.keys() == before.keys()
+    for name, value in before.items():
+        assert torch.equal(saved[name], value)
+    (line,) = of_kind(trainer.run, "save")
+    assert 0 <= line["waited"] <= line["seconds"] < time.monotonic() - begun + 1e-3
+
+
+def test_what_has_no_moment_is_named_by_all_processes_that_save_together() -> None:
+    def state(dist: DistributedContext) -> dict[str, Any]:
+        own = ("both", f"only {dist.rank}", f"with {dist.rank}")
+        config = SimpleNamespace(seed=1, training_method="FINE_TUNE")
+        trainer: Any = SimpleNamespace(
+            parameters=dict.fromkeys(own),
+            shard_rows={"a": None},
+            dist=dist,
+            job=SimpleNamespace(config=config, effective_batch=2),
+        )
+        parts = {"optimizer": {f"with {dist.rank}.step#": torch.zeros(())}}
+        return saving._state_of(trainer, parts)
+
+    for content in in_threads(2, state):
+        assert content == {
+            "seed": 1,
+            "effective_batch": 2,
+            "without_state": ["both", "only 0", "only 1"],
+            "lora_scale": None,
+        }
+
+
+def test_the_best_step_stays_beside_the_newest_of_each_kind(lab: Lab) -> None:
+    trainer = trainer_of(lab, {"steps": 9, "save_keep": 1, "backup_keep": 2})
+    for step, kind in enumerate(("save", "save", *["backup"] * 4, "save", "save"), 1):
+        save(trainer, step, kind, thread=False)
+        if step in (1, 2):
+            held_out = {"normalised": 0.5 * step}
+            trainer.journal.event("validation", step=step, held_out=held_out)
+    retire(trainer)
+    trainer.journal.close()
+    kept = [checkpoint.step for checkpoint in complete_checkpoints(trainer.run)]
+    assert kept == [1, 5, 6, 8]
+
+
 def test_scales_that_modules_may_have_of_their_own_are_saved_by_module() -> None:
     names = ("a.lora_A", "a.lora_B", "b.lora_A", "b.lora_B")
     trainables = {"transformer": SimpleNamespace(parameters=dict.fromkeys(names))}
@@ -259,6 +358,32 @@ def state_of(trainer: Trainer) -> dict[str, torch.Tensor]:
         state |= trainable.loss_scale.state()
     state |= {f"net.{name}": value for name, value in trainer.net.state_dict().items()}
     return {name: value.detach().clone() for name, value in state.items()}
+
+
+class WithoutNames(Checkpoint):
+    """A checkpoint that does not say which parameters had no moment."""
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+
+def test_a_checkpoint_that_does_not_fit_is_named(lab: Lab) -> None:
+    trainer = trainer_of(lab)
+    save(trainer, 1, thread=False)
+    checkpoint = pick(trainer.run, 1)
+    folder = re.escape(str(checkpoint.folder))
+    larger = trainer_of(lab, {"lora.rank": 4})
+    with pytest.raises(VideotuneError, match=folder):
+        restore_state(larger, checkpoint)
+
+    same = trainer_of(lab)
+    restore_state(same, checkpoint)
+    lossy = WithoutNames(**vars(checkpoint))
+    message = f"^checkpoint {folder} is not complete, .*: no optimizer state for "
+    with pytest.raises(VideotuneError, match=message):
+        restore_state(same, lossy)
+    for each in (trainer, larger, same):
+        each.journal.close()
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,17 @@ from videotune.config.resolve import parse
 from videotune.distributed import DistributedContext
 from videotune.errors import VideotuneError
 from videotune.job.job import Job
+from videotune.latent_cache.cache_items import CacheItems
 from videotune.models.base import DiffusersModel
 from videotune.planner.plan import make_plan
 from videotune.runs.heartbeat import Heartbeat
 from videotune.trainer import setup
 from videotune.trainer.build import plain_batch
+from videotune.trainer.cache_filling import missing_of_run
 from videotune.trainer.resume import OpenedRun
 from videotune.trainer.setup import FLOAT_16_NOTE, build_trainer
 from videotune.trainer.trainer import Callback, Trainer
-from videotune.types import Window
+from videotune.types import DETERMINISTIC_VARIANT, Window
 
 
 @pytest.fixture
@@ -83,9 +85,9 @@ class SecondOfTwo(DistributedContext):
 
 
 def built_by(
-    lab: Lab, dist: DistributedContext | None
+    lab: Lab, dist: DistributedContext | None, **knobs: Any
 ) -> tuple[Trainer, Noting, list[str]]:
-    job = job_of(lab)
+    job = job_of(lab, knobs)
     first = job.library.windows[0]
     # No step reads this window.
     noting = Noting(replace(first, end=(first.start + first.end) / 2))
@@ -107,13 +109,19 @@ def test_callbacks_are_checked_first_then_encode_and_then_find_the_networks(
     lab: Lab,
 ) -> None:
     """What they read is in the cache by then."""
-    trainer, noting, states = built_by(lab, None)
+    # Variants of what is mirrored are encoded in the steps, so only callbacks read these.
+    mirrored = [{"path": str(lab.clips), "flip": "always"}]
+    knobs = {"datasets": mirrored, "video_config.variants": 0}
+    trainer, noting, states = built_by(lab, None, **knobs)
     assert noting.events == [("check", True), "encode", ("built", True)]
     assert states == ["encoding", "progress", "loading"]
     assert trainer.callbacks == (noting,)
     assert (trainer.first_step, trainer.last_step) == (1, 0)
     assert trainer.text_states("a prompt of its own")
     assert len(plain_batch(trainer.source, noting.window)) == 1
+    plain = CacheItems((), ((noting.window, DETERMINISTIC_VARIANT),))
+    family, store = trainer.family, trainer.source.store
+    assert not missing_of_run(trainer.job, family, store, plain)
     assert (trainer.run / "config.json").is_file()
 
 

@@ -2,6 +2,7 @@
 folders of their own each encode all.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +90,7 @@ def test_two_processes_encode_each_entry_once_and_the_leader_says_so(
     text = "".join(capsys.readouterr())
     captions = len(cache_items_of(alone.job).captions)
     windows = alone.encoded - captions
-    assert text.count("with 2 processes in") == 1
+    assert len(re.findall(r"with 2 processes in \d+(\.\d+)? s$", text, re.M)) == 1
     assert f"{captions} captions and {windows} windows" in text
     assert list(lab.cache.glob(".here-*")) == []
 
@@ -161,6 +162,16 @@ def test_each_folder_has_the_processes_that_see_it(tmp_path: Path) -> None:
 
     assert in_threads(4, members) == [[0, 2], [1, 3]] * 2
     assert list(tmp_path.rglob(".here-*")) == []
+
+
+def test_what_a_killed_process_has_left_counts_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patching:
+        patching.setattr(Path, "unlink", lambda *_: None)
+        in_threads(2, lambda dist: processes_sharing(tmp_path, dist))
+    assert len(list(tmp_path.glob(".here-*"))) == 2
+    assert processes_sharing(tmp_path, DistributedContext()) == [0]
 
 
 def test_a_folder_that_only_some_see_whole_is_refused(tmp_path: Path) -> None:

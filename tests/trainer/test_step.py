@@ -33,6 +33,7 @@ from videotune.config.sections import Lora
 from videotune.diffusion.loss import objective_for_prediction
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.latent_cache.step_batch import StepBatch
+from videotune.memory.sharding import Shard, Shards
 from videotune.trainer.ema import EmaWeights
 from videotune.trainer.low_precision import (
     BackwardOptimizer,
@@ -42,16 +43,26 @@ from videotune.trainer.low_precision import (
     update_rounded,
 )
 from videotune.trainer.lr_schedule import LRSchedule, lr_at
-from videotune.trainer.network_pass import PassInputs
+from videotune.trainer.micro_batches import micro_batches
+from videotune.trainer.network_pass import PassInputs, PassOutput, tokens_per_sample
 from videotune.trainer.optimizer_state import optimizer_state
 from videotune.trainer.optimizers import clip_grad_norm, make_optimizer
-from videotune.trainer.step import train_step
+from videotune.trainer.step import (
+    OutOfMemory,
+    _pass_inputs,
+    _start_again,
+    _update,
+    train_step,
+)
 from videotune.trainer.step_context import StepContext, TrainableState
 from videotune.trainer.step_record import (
     FIRST_MSE,
+    LOSS,
     Clock,
     StepRecord,
+    empty_values,
     loss_by_noise_level,
+    write_values,
 )
 from videotune.types import Batch, Conditioning, Velocity
 
@@ -476,6 +487,213 @@ def test_rounding_by_chance_keeps_what_bf16_holds_and_what_is_not_finite() -> No
     odd = torch.tensor([float("inf"), float("-inf"), 0.0, -0.0])
     assert torch.equal(stochastic_round(odd, 1, "a").float(), odd)
     assert stochastic_round(torch.tensor([float("nan")]), 1, "a").isnan().all()
+
+
+def test_what_is_drawn_for_rounding_follows_from_seed_and_name() -> None:
+    x = torch.full((400,), 1 + 2.0**-9)
+    first = stochastic_round(x, 1, 5, "a")
+    assert torch.equal(stochastic_round(x, 1, 5, "a"), first)
+    for seed, step, name in ((2, 5, "a"), (1, 6, "a"), (1, 5, "b")):
+        assert not torch.equal(stochastic_round(x, seed, step, name), first)
+
+
+def test_each_process_rounds_its_rows_by_draws_of_their_own() -> None:
+    """The first row names them, so the process with a tensor's first rows draws as one
+    process does.
+    """
+
+    def rounded(
+        rows: dict[str, Shard] | None, seed: int = 1, step: int = 5
+    ) -> torch.Tensor:
+        weight = nn.Parameter(torch.ones(20, 20, dtype=torch.bfloat16))
+        optimizer = make_optimizer({"w": [weight]}, Optimizer(), one_per_parameter=True)
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-3
+        weight.grad = torch.ones_like(weight)
+        shards = None
+        if rows is not None:
+            shards = Shards()
+            shards.layout = rows
+        trainable = TrainableState(
+            {"w": weight}, optimizer, {}, rounding_seed=seed, shards=shards
+        )
+        _update(trainable, GOOD, step, torch.zeros(FIRST_MSE))
+        return weight.detach()
+
+    alone = rounded(None)
+    assert 0 < (alone != 1).float().mean() < 1
+    assert torch.equal(rounded({}), alone)
+    assert torch.equal(rounded({"w": Shard((40, 20), first=0, count=20)}), alone)
+    others = [
+        rounded({"w": Shard((40, 20), first=20, count=20)}),
+        rounded({"w": Shard((60, 20), first=40, count=20)}),
+        rounded(None, seed=2),
+        rounded(None, step=6),
+    ]
+    for i, draw in enumerate(others):
+        assert not torch.equal(draw, alone)
+        assert not any(torch.equal(draw, other) for other in others[:i])
+
+
+def trainable_of(setup: Setup, **fields: Any) -> TrainableState:
+    schedule = LRSchedule(1.0, "LINEAR", 0, 10)
+    return TrainableState(
+        setup.parameters, setup.optimizer, {"transformer": schedule}, **fields
+    )
+
+
+def test_a_step_is_recorded_with_its_samples_and_the_rate_of_its_expert(
+    tiny_family: Open,
+) -> None:
+    """An expert's rate falls over its own steps, and gradients are gone after a step."""
+    setup = Setup(tiny_family("wan"))
+    step_batch = replace(setup.prepared(9, count=2), captions=("a", "b"))
+    context = StepContext(setup.family, setup.objective, 1, 1.0)
+    clock = Clock(CPU)
+    steps: list[int] = []
+    ema: Any = SimpleNamespace(update=lambda step, finite: steps.append(step))
+    trainable = trainable_of(setup, expert="low", ema=ema)
+    record = train_step(context, setup.net, trainable, step_batch, clock, 3)
+    assert (record.step, record.expert) == (9, "low")
+    assert record.window_ids == step_batch.window_ids
+    assert record.captions == ("a", "b")
+    assert record.t is step_batch.t
+    assert (record.sound_t, record.arrived) == (None, None)
+    assert record.clock is clock
+    assert record.lr == {"transformer": pytest.approx(0.8)}
+    assert setup.optimizer.param_groups[0]["lr"] == record.lr["transformer"]
+    assert steps == [3]
+    assert all(parameter.grad is None for parameter in setup.parameters.values())
+    assert list(clock.read()) == ["forward", "backward", "optimizer"]
+
+    record = train_step(context, setup.net, trainable, step_batch, Clock(CPU))
+    assert record.lr == {"transformer": pytest.approx(0.2)}
+    assert steps == [3, 9]
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), MemoryError()])
+@pytest.mark.parametrize(
+    ("fails_in", "in_backward", "intact"),
+    [
+        ("forward_pass", False, True),
+        ("forward_pass", True, False),
+        ("step_if_finite", False, False),
+    ],
+)
+def test_a_step_without_room_is_named_and_whether_the_weights_are_as_before(
+    fails_in: str,
+    in_backward: bool,
+    intact: bool,
+    error: Exception,
+    tiny_family: Open,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    setup = Setup(tiny_family("wan"))
+    step_batch = setup.prepared(4, count=2)
+    context = StepContext(setup.family, setup.objective, 1, 1.0)
+    backward = BackwardOptimizer(1.0) if in_backward else None
+    trainable = trainable_of(setup, backward_optimizer=backward)
+    for parameter in setup.parameters.values():
+        parameter.grad = torch.ones_like(parameter)
+
+    def fail(*_: Any) -> Any:
+        raise error
+
+    function = f"{train_step.__module__}.{fails_in}"
+    monkeypatch.setattr(function, fail)
+    with pytest.raises(OutOfMemory, match="step 4") as raised:
+        train_step(context, setup.net, trainable, step_batch, Clock(CPU))
+    assert raised.value.intact is intact
+    assert (raised.value.step, raised.value.window_ids) == (4, step_batch.window_ids)
+    assert raised.value.__cause__ is error
+    assert all(parameter.grad is None for parameter in setup.parameters.values())
+
+    def fail_otherwise(*_: Any) -> Any:
+        raise RuntimeError("a shape")
+
+    monkeypatch.setattr(function, fail_otherwise)
+    with pytest.raises(RuntimeError, match=r"^a shape$"):
+        train_step(context, setup.net, trainable, step_batch, Clock(CPU))
+
+
+def test_what_a_failed_pass_has_left_is_forgotten() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    weight.grad = torch.ones(2)
+    repeated: list[None] = []
+    backward: Any = SimpleNamespace(repeat=lambda: repeated.append(None))
+    optimizer = make_optimizer({"w": [weight]}, Optimizer())
+    values = torch.ones(4)
+    for each, times in ((None, 0), (backward, 1)):
+        values.fill_(1)
+        _start_again(
+            TrainableState({"w": weight}, optimizer, {}, backward_optimizer=each),
+            values,
+        )
+        assert not values.any()
+        assert weight.grad is None
+        assert len(repeated) == times
+
+
+@pytest.mark.parametrize(
+    ("shape", "patch", "tokens"),
+    [
+        ((3, 4, 6), (1, 2, 2), 18),
+        ((3, 5, 7), (1, 2, 2), 36),
+        ((5, 4, 4), (2, 4, 1), 12),
+    ],
+)
+def test_the_tokens_of_a_sample_are_its_patches(
+    shape: tuple[int, ...], patch: tuple[int, ...], tokens: int
+) -> None:
+    """A side that its patch does not divide has one more."""
+    family: Any = SimpleNamespace(spec=SimpleNamespace(patch=patch))
+    batch = Batch.of(torch.zeros(2, 16, *shape), Conditioning(torch.zeros(2, 1, 1)))
+    assert tokens_per_sample(family, batch) == tokens
+
+
+def test_the_values_of_a_step_are_on_its_device_with_room_for_each_sample(
+    tiny_family: Open,
+) -> None:
+    step_batch = Setup(tiny_family("wan")).prepared(count=3)
+    assert empty_values(step_batch, torch.device("meta")).is_meta
+    values = empty_values(step_batch, CPU)
+    assert values.tolist() == [0.0] * 6
+    with_sound = replace(step_batch, sound_t=step_batch.t)
+    assert empty_values(with_sound, CPU).tolist() == [0.0] * 9
+
+
+def test_each_micro_batch_adds_its_loss_and_writes_its_samples_errors() -> None:
+    """Three samples in two parts; the errors of the sound follow those of the video."""
+    values = torch.zeros(FIRST_MSE + 6)
+    parts = [(0, [1.0, 2.0], [5.0, 6.0], 0.25), (2, [3.0], [7.0], 0.5)]
+    for first, mse, sound_mse, loss in parts:
+        micro_batch: Any = SimpleNamespace(first_sample=first)
+        output = PassOutput(
+            torch.tensor(loss), torch.tensor(mse), torch.tensor(sound_mse)
+        )
+        write_values(values, micro_batch, output, samples_in_step=3)
+    assert values[LOSS] == 0.75
+    assert values[FIRST_MSE:].tolist() == [1, 2, 3, 5, 6, 7]
+    assert not values[1:FIRST_MSE].any()
+
+
+def test_a_pass_reads_everything_on_the_device(tiny_family: Open) -> None:
+    setup = Setup(tiny_family("wan"))
+    context = StepContext(setup.family, setup.objective, 1, 1.0)
+    (micro_batch,) = micro_batches(setup.prepared(), 4)
+    device = torch.device("meta")
+    inputs = _pass_inputs(
+        context, setup.net, None, micro_batch, weight=1.0, device=device
+    )
+    devices = []
+
+    def note_device(x: torch.Tensor) -> torch.Tensor:
+        devices.append(x.device)
+        return x
+
+    inputs.map(note_device)
+    assert set(devices) == {device}
+    assert len(devices) >= 4
 
 
 def test_a_rounded_step_that_is_not_good_changes_nothing() -> None:

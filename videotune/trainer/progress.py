@@ -185,8 +185,9 @@ def _write_resume(trainer: Trainer, resumed: Resumed) -> None:
         details["processes_before"] = before
         sizes = trainer.job.schedule.batch_sizes
         samples = counted_between(min(sizes), max(sizes), "sample")
+        verb = "continues" if now == 1 else "continue"
         echo(
-            f"{counted(now, 'process', 'processes')} continue the run of {before}: "
+            f"{counted(now, 'process', 'processes')} {verb} the run of {before}: "
             f"its steps keep their {samples}"
         )
     trainer.journal.event(
