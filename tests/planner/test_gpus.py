@@ -155,6 +155,7 @@ def test_what_is_refused_names_the_card_and_its_memories() -> None:
     with pytest.raises(VideotuneError, match=r"'RTX 3060 8GB' \(8 GB\)") as error:
         find_card("rtx 3060")
     assert "'RTX 3060 12GB' (12 GB)" in str(error.value)
+    assert "--card 12" in str(error.value)
     with pytest.raises(VideotuneError, match="several"):
         find_card("rtx 3060", 24)
     with pytest.raises(VideotuneError, match="unknown card"):

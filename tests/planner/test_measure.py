@@ -3,6 +3,7 @@ of 2 blocks, 24 wide, whose linear layers have biases.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,41 @@ def test_frames_that_are_given_are_looked_for_where_they_are_in_the_clip(
         assert prepared.batch.fps.shape == (2,)
         assert prepared.t.shape == (2,)
         assert prepared.noise.shape == (2, 4, 3, 8, 8)
+
+
+@pytest.mark.parametrize("generated", [("video",), ("sound",), ("video", "sound")])
+def test_what_is_not_generated_is_given_clean(
+    generated: tuple[str, ...], tiny_bases: Bases
+) -> None:
+    """If both are, the sound has a noise level of its own."""
+    run = tiny_run(tiny_bases("ltx2"), "ltx2")
+    run.family.spec = run.family.spec.with_sound(generated)
+    with run.mode:
+        prepared = run.prepared(replace(SHAPE, sound=True), 2)
+    assert prepared.batch is not None
+    sound = prepared.batch.sound
+    assert sound is not None
+    assert sound.is_conditioning is ("sound" not in generated)
+    assert prepared.batch.video_is_conditioning is ("video" not in generated)
+    assert run.family.spec.sound is not None
+    latents = run.family.spec.sound.latents(SHAPE)
+    size = (2, run.family.spec.sound.channels, latents, 1, 1)
+    assert sound.x0.shape == sound.noise.shape == size
+    assert sound.t.shape == (2,)
+    has_both = len(generated) == 2
+    assert (prepared.sound_t is not None) is has_both
+    if prepared.sound_t is not None:
+        assert prepared.sound_t.shape == (2,)
+
+
+def test_a_guidance_that_is_kept_runs_the_base_twice_more(tiny_bases: Bases) -> None:
+    """With the caption and without: two passes forward, without a graph."""
+    plain = whole_step(tiny_run(tiny_bases("wan")))
+    guided = whole_step(tiny_run(tiny_bases("wan"), distilled_guidance=3.0))
+    more = guided.work.flops / plain.work.flops
+    assert 1.5 < more < 2
+    kept = [reading.phases["kept"]["activations"] for reading in (plain, guided)]
+    assert kept[1] < 1.2 * kept[0]
 
 
 def test_text_that_is_encoded_in_the_step_has_a_gradient(tiny_bases: Bases) -> None:

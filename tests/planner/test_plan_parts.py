@@ -74,6 +74,7 @@ def test_saves_the_best_one_and_backups_are_counted(
         ({"optimizer": {"name": "ADAMW"}}, 12),
         ({"optimizer": {"name": "ADAMW"}, "ema": 0.9}, 16),
         ({"optimizer": {"name": "SCHEDULE_FREE"}}, 16),
+        ({"optimizer": {"masters": "STOCHASTIC_ROUNDING"}}, 10),
     ],
 )
 def test_a_checkpoint_has_weights_state_and_an_average(
@@ -308,6 +309,8 @@ def test_a_download_is_of_a_base_that_is_not_here(lab: Lab) -> None:
     size = download_size("Wan-AI/Wan2.1-T2V-1.3B-Diffusers")
     assert size is not None
     assert download_of(replace(job, base=hub)) == asdict(size)
+    newest = replace(hub, name="Wan-AI/Wan2.1-T2V-1.3B-Diffusers")
+    assert download_of(replace(job, base=newest)) == asdict(size)
     unknown = replace(hub, name="somebody/unknown")
     assert download_of(replace(job, base=unknown)) is None
 
