@@ -289,6 +289,8 @@ def test_numbers_between_two_sizes() -> None:
             2 * value**2 - value + 7
         )
     assert linear_weights([5], 5) == [1.0]
+    assert quadratic_weights([5], 5) == [1.0]
+    assert quadratic_weights([10, 20], 15) == [0.5, 0.5]
     assert mixed([10.0, 40.0], rank_weights([8, 32], 16)) == pytest.approx(20.0)
     assert rank_weights([], 16) == [1.0]
 
