@@ -117,6 +117,8 @@ def _with_chosen(job: Job, ways: list[Way], result: Fit, dtype: str) -> list[Way
     if any(way.is_chosen for way in marked):
         return marked
 
+    if is_compiled:
+        training = memory.compiled(training)
     chosen = Way(
         training,
         _seconds(job, step_spec_in_parts(job, dtype), training, result, dtype),
