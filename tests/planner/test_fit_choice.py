@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from tests.support.clips import noise, write_dataset
-from tests.support.made_steps import DTYPE, Specs, made_spec, reading, specs_in_place
+from tests.support.made_steps import (
+    DTYPE,
+    SLOW_LINK,
+    Specs,
+    made_spec,
+    reading,
+    specs_in_place,
+)
 from tests.support.trainers import Lab, job_of
 from videotune.job.job import Job
 from videotune.memory.block_offload import spread
@@ -16,15 +23,12 @@ from videotune.memory.checkpointing import CPU_OFFLOADED, IN_PARTS, OFF, ON
 from videotune.planner import fit as fitting
 from videotune.planner import memory
 from videotune.planner.fit import Fit, fit, process_share
-from videotune.planner.gpus import USUAL, Card
+from videotune.planner.gpus import USUAL
 from videotune.planner.ledger import Work
 from videotune.planner.memory import Choice, Constraints, need
 from videotune.planner.step_spec import ASIDE, TILED, UNCHANGED
 
 GIB = 2**30
-
-SLOW_LINK = Card("a card with a slow link", 1 << 40, flops=1e14, link=1e2)
-"""It computes a block again sooner than it gets its weights from the host."""
 
 
 @pytest.fixture

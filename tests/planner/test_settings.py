@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.made_steps import DTYPE, Specs, specs_in_place
+from tests.support.made_steps import DTYPE, SLOW_LINK, Specs, specs_in_place
 from tests.support.trainers import Lab, job_of
 from videotune.errors import DoesNotFit
 from videotune.job.job import Job
@@ -88,12 +88,13 @@ def test_settings_of_a_run_fit_the_card_beside_a_twentieth_of_it_and_the_host(
     streamed = need(specs.plain, Choice(2, OFF, 1))
     host = sum(streamed.host.values())
     vram = with_spare(streamed.needed)
-    for free, free_host, expected in (
-        (vram, host, [2, OFF, 0.2]),
-        (vram, host - 1, [1, OFF, 0.0]),
-        (vram - 1, host, [1, OFF, 0.0]),
+    for free, free_host, card, expected in (
+        (vram, host, USUAL, [2, OFF, 0.2]),
+        (vram, host, SLOW_LINK, [1, OFF, 0.0]),
+        (vram, host - 1, USUAL, [1, OFF, 0.0]),
+        (vram - 1, host, USUAL, [1, OFF, 0.0]),
     ):
-        put_card(monkeypatch, free, USUAL, free_host)
+        put_card(monkeypatch, free, card, free_host)
         chosen = fit_settings(job)
         assert [getattr(chosen.config, key) for key in MEMORY_KEYS] == expected
         assert {chosen.resolved.origins[key] for key in MEMORY_KEYS} == {"plan"}

@@ -8,10 +8,14 @@ import pytest
 from videotune.job.job import Job
 from videotune.memory.checkpointing import IN_PARTS, OFF, ON
 from videotune.planner import fit
+from videotune.planner.gpus import Card
 from videotune.planner.ledger import Reading, Work
 from videotune.planner.step_spec import StepSpec
 
 DTYPE = "FLOAT_32"
+
+SLOW_LINK = Card("a card with a slow link", 1 << 40, flops=1e14, link=1e2)
+"""It computes a block again sooner than it gets its weights from the host."""
 
 
 def reading(mode: str, samples: int) -> Reading:
