@@ -4,10 +4,11 @@ shared: small whole numbers, counted by hand.
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
+from tests.support.made_steps import StepRun
 from videotune.config.resolve import parse
 from videotune.memory.checkpointing import ATTENTION_SAVED, IN_PARTS, OFF, ON
 from videotune.model_spec import Expert
@@ -223,40 +224,6 @@ def without_phase(mode: str, phase: str) -> dict[str, Reading]:
 def test_a_stored_spec_with_a_hole_is_not_taken(changes: dict[str, Any]) -> None:
     assert is_consistent(spec())
     assert not is_consistent(spec(**changes))
-
-
-class StepRun:
-    """Readings of a network of two lists of blocks, with a factor that tells where they
-    come from.
-    """
-
-    blocks: ClassVar = {"first": [1, 2, 3], "second": [4]}
-    other_weights = 90
-
-    def __init__(self, factor: int) -> None:
-        self.factor = factor
-
-    def deep_step(self, shape: ClipShape, samples: int, mode: str) -> Reading:
-        size = self.factor * (shape.height * samples + len(mode))
-        phases = {"forward": {"weights": size}, "end": {"weights": size}}
-        return Reading(phases, Work(10.0 * size))
-
-    def kept_by_block(self, shape: ClipShape, mode: str) -> dict[str, int]:
-        first = self.factor * (shape.height + len(mode))
-        return {"first": first, "second": first + 1}
-
-    def encode(self, shape: ClipShape) -> tuple[dict[str, int], float]:
-        return {"vae": shape.frames}, 6.0 * shape.frames * shape.height * shape.width
-
-    def decode(self, shape: ClipShape, tiled: bool = False) -> dict[str, int]:
-        assert not tiled
-        return {"vae": 2 * shape.frames}
-
-    def read_text(self) -> tuple[dict[str, int], float, list[list[int]]]:
-        return {"text encoder": 400, "activations": 6}, 50.0, [[10, 30]]
-
-    def text_size(self) -> tuple[int, int]:
-        return 3, 1000
 
 
 TWO_EXPERTS = (Expert("high", 0.5, 1.0), Expert("low", 0.0, 0.5))

@@ -1,16 +1,19 @@
-"""A made step of five blocks in the place of one that is read."""
+"""Made steps in the place of those that are read."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import pytest
 
 from videotune.job.job import Job
 from videotune.memory.checkpointing import IN_PARTS, OFF, ON
+from videotune.models.base import DiffusersModel
 from videotune.planner import fit
 from videotune.planner.gpus import Card
 from videotune.planner.ledger import Reading, Work
 from videotune.planner.step_spec import StepSpec
+from videotune.types import ClipShape
 
 DTYPE = "FLOAT_32"
 
@@ -73,3 +76,39 @@ def specs_in_place(monkeypatch: pytest.MonkeyPatch) -> Specs:
     monkeypatch.setattr(fit, "step_spec_in_parts", specs.reader("in_parts"))
     monkeypatch.setattr(fit, "step_spec_with_tiles", specs.reader("with_tiles"))
     return specs
+
+
+class StepRun:
+    """Readings of a network of two lists of blocks, with a factor that tells where they
+    come from.
+    """
+
+    blocks: ClassVar = {"first": [1, 2, 3], "second": [4]}
+    other_weights = 90
+
+    family: DiffusersModel
+    """Set where the run is asked for it."""
+
+    def __init__(self, factor: int) -> None:
+        self.factor = factor
+
+    def deep_step(self, shape: ClipShape, samples: int, mode: str) -> Reading:
+        size = self.factor * (shape.height * samples + len(mode))
+        phases = dict.fromkeys(("forward", "backward", "end"), {"weights": size})
+        return Reading(phases, Work(10.0 * size))
+
+    def kept_by_block(self, shape: ClipShape, mode: str) -> dict[str, int]:
+        first = self.factor * (shape.height + len(mode))
+        return {"first": first, "second": first + 1}
+
+    def encode(self, shape: ClipShape) -> tuple[dict[str, int], float]:
+        return {"vae": shape.frames}, 6.0 * shape.frames * shape.height * shape.width
+
+    def decode(self, shape: ClipShape, tiled: bool = False) -> dict[str, int]:
+        return {"vae": shape.frames if tiled else 2 * shape.frames}
+
+    def read_text(self) -> tuple[dict[str, int], float, list[list[int]]]:
+        return {"text encoder": 400, "activations": 6}, 50.0, [[10, 30]]
+
+    def text_size(self) -> tuple[int, int]:
+        return 3, 1000
