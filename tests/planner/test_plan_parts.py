@@ -228,6 +228,8 @@ def test_a_plan_has_the_run_s_numbers_and_places_for_memory_and_time(lab: Lab) -
         }
     ]
     views = plan.pop("views")
+    exposure = job.exposure(4).to_json(job.config.learning_rate)
+    assert views == exposure | {"steps_for": views["steps_for"]}
     assert views["steps_for"] == {"6": 1, "12": 2}  # twelve samples of two windows
     assert views["per_window"]["max"] == 4 * 12 / 2
     assert plan["note_codes"]
@@ -406,3 +408,18 @@ def test_experts_share_the_steps(lab: Lab, tiny_bases: Bases) -> None:
     ]
     assert sum(row["steps"] for row in experts["each"]) == 2000
     assert all(row["steps"] > 0 for row in experts["each"])
+
+
+def test_remarks_on_the_run_and_on_its_validations_are_notes_once_each(
+    lab: Lab, tmp_path: Path
+) -> None:
+    """One validation is too few for a verdict."""
+    held_out = write_dataset(tmp_path / "held", {"c.mkv": noise(9, 32, 32)}, {}, fps=16)
+    datasets = [{"path": str(lab.clips)}, {"path": str(held_out), "kind": "validation"}]
+    job = job_of(lab, {"datasets": datasets, "validate_every": 4})
+    remark = job.notes[0]
+    plan = make_plan(replace(job, notes=(remark, remark)))
+    assert plan["notes"].count(remark) == 1
+    assert "few_validations" in plan["note_codes"]
+    assert len(plan["notes"]) == len(plan["note_codes"]) == 2
+    assert plan["held_out_windows"] == 1
