@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.launcher import QUIET, overrides_of
+from tests.support.made_steps import specs_in_place
 from videotune.adapters.lora import add_lora
 from videotune.config.sections import Lora
 from videotune.job.job import Job, open_job
@@ -234,6 +235,19 @@ def test_a_card_without_a_rate_is_compared_as_a_usual_one(words: Overrides) -> N
         )
         a_sample = process_choice._seconds_a_sample(job, result, target)
         assert a_sample == a_step / job.effective_batch > 0
+
+
+def test_cards_without_bfloat16_are_compared_in_float16(
+    words: Overrides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = specs_in_place(monkeypatch)
+    specs.dtype = "FLOAT_16"
+    monkeypatch.setattr(process_choice, "step_spec", specs.reader("plain"))
+    job = open_job(*resolve_config(words), processes=2)
+    target = Target(Cluster(1, 2), vram=24 << 30, card=find_card("t4"), spare=0)
+    result = process_choice._fit_of(job, target)
+    assert process_choice._seconds_a_sample(job, result, target) > 0
+    assert specs.read == ["plain", "plain"]
 
 
 def test_processes_in_a_plan_have_what_they_send_and_keep(words: Overrides) -> None:

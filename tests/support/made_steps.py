@@ -58,10 +58,11 @@ class Specs:
     in_parts: StepSpec = field(default_factory=lambda: made_spec(OFF, ON, IN_PARTS))
     with_tiles: StepSpec | None = None
     read: list[str] = field(default_factory=list)
+    dtype: str = DTYPE
 
     def reader(self, name: str) -> Callable[[Job, str], StepSpec]:
         def read(job: Job, dtype: str) -> StepSpec:
-            assert (type(job), dtype) == (Job, DTYPE)
+            assert (type(job), dtype) == (Job, self.dtype)
             self.read.append(name)
             spec: StepSpec = getattr(self, name)
             return spec
@@ -94,7 +95,8 @@ class StepRun:
 
     def deep_step(self, shape: ClipShape, samples: int, mode: str) -> Reading:
         size = self.factor * (shape.height * samples + len(mode))
-        phases = dict.fromkeys(("forward", "backward", "end"), {"weights": size})
+        names = ("forward", "backward", "end")
+        phases = {name: {"weights": size} for name in names}
         return Reading(phases, Work(10.0 * size))
 
     def kept_by_block(self, shape: ClipShape, mode: str) -> dict[str, int]:
