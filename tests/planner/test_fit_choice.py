@@ -205,6 +205,24 @@ def test_settings_of_the_config_are_kept_and_other_ones_are_not_read(
     assert specs.read == ["plain", "in_parts"]  # the latter for its remedies
 
 
+def test_the_first_remedy_has_the_settings_that_need_least(
+    lab: Lab, specs: Specs
+) -> None:
+    """They would fit a card of exactly their bytes."""
+    job = pair(lab, gradient_checkpointing=OFF, micro_batch_size=2)
+    least = STAIRS_IN_PARTS[-1]
+    words = (
+        "(micro_batch_size=1 gradient_checkpointing=IN_PARTS "
+        "layer_offload_fraction=1.00)"
+    )
+    vram = room_for(specs, least)
+    for card, would_fit in ((vram, True), (vram - 1, False)):
+        remedy = fit(job, DTYPE, card, None).remedies[0]
+        assert words in remedy
+        assert ("left open" in remedy) is would_fit
+        assert "1.0 GiB" in remedy
+
+
 @pytest.mark.parametrize("mode", [ON, OFF])
 def test_without_a_card_nothing_is_streamed_and_the_host_decides_the_checkpointing(
     mode: str, lab: Lab, specs: Specs, monkeypatch: pytest.MonkeyPatch

@@ -323,7 +323,8 @@ def remedies(result: Fit, spec: StepSpec, job: Job, dtype: str) -> tuple[str, ..
 
     Rounded frozen weights are suggested but never chosen: they change the base model.
     """
-    vram = result.vram or 0
+    assert result.vram is not None
+    vram = result.vram
     too_large = {
         phase
         for phase, (_, parts) in result.phases.items()
