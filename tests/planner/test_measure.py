@@ -2,7 +2,7 @@
 of 2 blocks, 24 wide, whose linear layers have biases.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from videotune.planner.measure import (
     to_fake,
     weight_bytes,
 )
-from videotune.planner.shallow_networks import read_deep
+from videotune.planner.shallow_networks import Depths, read_deep
 from videotune.trainer.build import weights_of
 from videotune.types import ClipShape
 
@@ -380,6 +380,31 @@ def test_a_deep_network_is_a_line_through_two_shallow_ones() -> None:
     assert reading.work.flops == 1000 + 100 + 20 + 21 + 120
     few = {"a": 1, "b": 2, "c": 2, "d": 2}
     assert depths == [few, few | {"c": 3}, few | {"d": 4}]
+
+
+class CountedRun(FakeRun):
+    """A step of a network whose blocks keep these bytes, beside 1000; nothing is read."""
+
+    prices: Mapping[str, int]
+
+    def step(
+        self, shape: ClipShape, samples: int, checkpointing: str, depths: Depths
+    ) -> Reading:
+        assert (shape, samples, checkpointing) == (SHAPE, 1, "ON")
+        total = 1000 + sum(self.prices[path] * count for path, count in depths)
+        return Reading({"kept": {"activations": total}}, Work(0))
+
+
+def test_what_a_block_keeps_is_the_difference_of_two_shallow_networks(
+    tiny_bases: Bases,
+) -> None:
+    """Nothing where there are no more than two blocks, or where more keep less."""
+    run = CountedRun(tiny_run(tiny_bases("wan")).family, Config())
+    run.prices = {"a": 100, "b": 10, "c": 7, "d": 3, "e": -5}
+    depths = {"a": 1, "b": 2, "c": 3, "d": 40, "e": 9}
+    run.blocks = {path: [1] * count for path, count in depths.items()}
+    kept = run.kept_by_block(SHAPE, "ON")
+    assert kept == {"a": 0, "b": 0, "c": 7, "d": 3, "e": 0}
 
 
 # the other parts
