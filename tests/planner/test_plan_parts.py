@@ -13,6 +13,7 @@ from videotune.adapters.lora import add_lora
 from videotune.config.base_models import download_size
 from videotune.config.resolve import parse
 from videotune.config.sections import Lora
+from videotune.errors import VideotuneError
 from videotune.job.job import ViewHistory
 from videotune.latent_cache.exposure import most_views
 from videotune.memory.checkpointing import ATTENTION_SAVED, OFF
@@ -423,3 +424,33 @@ def test_remarks_on_the_run_and_on_its_validations_are_notes_once_each(
     assert "few_validations" in plan["note_codes"]
     assert len(plan["notes"]) == len(plan["note_codes"]) == 2
     assert plan["held_out_windows"] == 1
+
+
+def test_a_checkpoint_has_the_state_that_an_optimizer_class_keeps(lab: Lab) -> None:
+    """Momentum of 4 bytes beside 4 of each number; what is exported has no state."""
+    knobs = {"optimizer.name": "torch.optim:SGD", "optimizer.args": {"momentum": 0.9}}
+    plan = make_plan(job_of(lab, knobs))
+    numbers = plan["adapter"]["parameters"]
+    disk = plan["disk"]
+    assert disk["checkpoint_bytes"] == pytest.approx(8 * numbers, rel=0.02)
+    checkpoints = disk["checkpoints"] * disk["checkpoint_bytes"]
+    assert disk["run_bytes"] == checkpoints + 4 * numbers
+
+
+def test_a_format_that_cannot_be_written_is_refused_before_the_run(lab: Lab) -> None:
+    knobs = {"training_method": "EMBEDDING", "output_model_format": "kohya"}
+    with pytest.raises(VideotuneError, match="output_model_format"):
+        make_plan(job_of(lab, knobs))
+
+
+def test_batches_of_a_shape_are_rows_of_their_own_the_smallest_first(
+    lab: Lab, tmp_path: Path
+) -> None:
+    other = write_dataset(tmp_path / "c", {"c.mkv": noise(9, 32, 32)}, {}, fps=16)
+    datasets = [
+        {"path": str(lab.clips), "batch_size": 4},
+        {"path": str(other), "batch_size": 3},
+    ]
+    rows = make_plan(job_of(lab, {"datasets": datasets}))["buckets"]
+    assert [(row["batch"], row["windows"]) for row in rows] == [(3, 1), (4, 2)]
+    assert sum(row["share"] for row in rows) == pytest.approx(1, abs=1e-3)

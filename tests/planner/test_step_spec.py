@@ -2,6 +2,7 @@
 shared: small whole numbers, counted by hand.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -290,3 +291,17 @@ def test_a_spec_is_made_of_the_largest_shape_s_readings_in_each_mode(
         expected = with_text_encoder(expected, run, config)  # type: ignore[arg-type]
     assert made == expected
     assert len(made.work) == 2
+
+
+def test_an_optimizer_class_has_the_state_that_is_measured_of_the_denoiser(
+    tiny_family: Callable[..., Any],
+) -> None:
+    """Momentum is half of what AdamW keeps."""
+    family = tiny_family("wan")
+    optimizer = {"name": "torch.optim:SGD", "args": {"momentum": 0.9}}
+    config = parse({"optimizer": optimizer, "lora": {"rank": 4}})
+    inputs: Any = SimpleNamespace(
+        config=config, spec=family.spec, shapes=(SHAPE,), preview=None
+    )
+    made = assemble(StepRun(1), inputs, family)  # type: ignore[arg-type]
+    assert made.optimizer_share == pytest.approx(0.5, rel=0.02)
