@@ -447,10 +447,35 @@ def test_batches_of_a_shape_are_rows_of_their_own_the_smallest_first(
     lab: Lab, tmp_path: Path
 ) -> None:
     other = write_dataset(tmp_path / "c", {"c.mkv": noise(9, 32, 32)}, {}, fps=16)
+    later = write_dataset(tmp_path / "d", {"d.mkv": noise(9, 32, 32)}, {}, fps=16)
     datasets = [
         {"path": str(lab.clips), "batch_size": 4},
         {"path": str(other), "batch_size": 3},
+        {"path": str(later), "batch_size": 4, "from_step": 3},
     ]
-    rows = make_plan(job_of(lab, {"datasets": datasets}))["buckets"]
-    assert [(row["batch"], row["windows"]) for row in rows] == [(3, 1), (4, 2)]
+    job = job_of(lab, {"datasets": datasets})
+    assert len(job.buckets) > 2
+    rows = make_plan(job)["buckets"]
+    assert [(row["batch"], row["windows"]) for row in rows] == [(3, 1), (4, 3)]
     assert sum(row["share"] for row in rows) == pytest.approx(1, abs=1e-3)
+
+
+def test_text_that_trains_is_a_part_of_the_adapter(lab: Lab) -> None:
+    full = {"training_method": "FINE_TUNE", "transformer.layers": ["blocks.0.attn1"]}
+    denoiser = make_plan(job_of(lab, full))["adapter"]
+    both = make_plan(job_of(lab, full | {"text_encoder.train": True}))["adapter"]
+    text = {"transformer.train": False, "text_encoder.train": True}
+    alone = make_plan(job_of(lab, {"training_method": "FINE_TUNE"} | text))["adapter"]
+    for key in ("modules", "parameters"):
+        assert both[key] == denoiser[key] + alone[key]
+        assert alone[key] > 0
+    assert alone["parts"] == alone["groups"] == {}
+
+
+def test_a_caption_has_its_states_and_the_numbers_beside_them(lab: Lab) -> None:
+    job = job_of(lab)
+    spec = replace(job.spec, text_numbers=7)
+    numbers = spec.text_tokens * spec.text_width + 7
+    captions = cache_size(job).captions
+    plan = make_plan(replace(job, spec=spec))
+    assert plan["disk"]["text_bytes_at_most"] == 4 * numbers * captions

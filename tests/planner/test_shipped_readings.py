@@ -18,6 +18,7 @@ from scripts.write_ledgers import Case, cases, columns, missing
 from tests.support.clips import noise, write_clip
 from videotune.planner import shipped_readings as module
 from videotune.planner.ledger import Reading
+from videotune.planner.network_facts import network_facts
 from videotune.planner.plan_inputs import PlanInputs, configs_of
 from videotune.planner.read_step import open_family, read_step_spec
 from videotune.planner.shipped_readings import (
@@ -299,3 +300,16 @@ def test_a_part_that_a_size_lacks_is_zero_there() -> None:
     points = [{"a": {"x": 1, "y": 2}}, {"a": {"x": 1}}, {}]
     assert columns(points) == {"a": {"x": [1, 1, 0], "y": [2, 0, 0]}}
     assert columns([{"x": 4}, {"x": 4}]) == {"x": 4}
+
+
+def test_a_table_has_the_rows_of_new_words_that_train() -> None:
+    inputs = case_of("wan 2.2 Embedding").inputs
+    job: Any = SimpleNamespace(
+        base=SimpleNamespace(folder=inputs.folder),
+        spec=inputs.spec,
+        config=inputs.config,
+    )
+    facts = network_facts(job)
+    numbers = inputs.config.embedding.vectors * inputs.spec.text_width
+    assert facts.text == (1, numbers)
+    assert (facts.modules, facts.parameters) == (0, 0)
