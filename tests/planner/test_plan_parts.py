@@ -118,12 +118,16 @@ def test_both_experts_have_an_adapter_and_the_parts_are_of_one(
     assert adapter["idle"] == {}
 
 
-@pytest.mark.parametrize(("variant", "passes"), [("t2v", 1), ("i2v", 2)])
-def test_the_channels_of_an_image_are_a_second_clip_to_encode(
-    variant: str, passes: int, lab: Lab, tiny_bases: Bases
+@pytest.mark.parametrize(
+    ("channels", "passes"), [((0, 0), 1), ((4, 16), 2), ((0, 16), 1)]
+)
+def test_the_channels_of_a_video_are_a_second_clip_to_encode(
+    channels: tuple[int, int], passes: int, lab: Lab
 ) -> None:
-    model = replace(lab, model=tiny_bases("wan", variant))
-    windows = cache_size(job_of(model)).windows
+    """Those of an image alone are not."""
+    job = job_of(lab)
+    spec = replace(job.spec, image_channels=channels)
+    windows = cache_size(replace(job, spec=spec)).windows
     assert windows.count == 2
     assert windows.pixels == passes * windows.count * 9 * 32 * 32
 

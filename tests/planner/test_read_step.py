@@ -189,3 +189,18 @@ def test_the_family_of_a_reading_is_the_run_s_on_the_cpu(lab: Lab) -> None:
     assert (family.device, family.dtype) == (torch.device("cpu"), torch.bfloat16)
     assert family.weights.transformer == "FLOAT_8"
     assert family.spec == inputs.spec
+
+
+@pytest.mark.parametrize("has_tables", [True, False])
+@pytest.mark.parametrize("mode", [ON, IN_PARTS])
+def test_an_optimizer_class_is_measured_for_every_reading(
+    mode: str, has_tables: bool, lab: Lab, sources: Sources
+) -> None:
+    """Momentum is half of what AdamW keeps."""
+    sources.tables = StepRun(1) if has_tables else None
+    optimizer = {
+        "optimizer.name": "torch.optim:SGD",
+        "optimizer.args": {"momentum": 0.9},
+    }
+    job = job_of(lab, optimizer | {"gradient_checkpointing": mode})
+    assert step_spec(job, DTYPE).optimizer_share == pytest.approx(0.5, rel=0.02)

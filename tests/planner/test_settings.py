@@ -164,10 +164,11 @@ CARD = Card("a card", 80 << 30, 1e15, 1e11, bandwidth=1e12)
 
 
 def compiling_job(lab: Lab, **knobs: Any) -> Job:
-    """Two buckets, and samples that two processes share."""
+    """Two buckets, two kinds of blocks, and samples that two processes share."""
     shared = {"context_parallel": 2, "video_config.frames": [9, 17], "batch_size": 1}
     fixed = {"micro_batch_size": 1, "gradient_checkpointing": "ON"}
-    return job_of(lab, {**shared, **fixed, **knobs})
+    job = job_of(lab, {**shared, **fixed, **knobs})
+    return replace(job, spec=replace(job.spec, blocks=("blocks",) * 2))
 
 
 def slow_spec(specs: Specs) -> None:
@@ -200,7 +201,7 @@ def test_a_run_is_compiled_if_that_saves_more_than_a_graph_of_each_kind_takes(
     spec, training = known
     plain = step_seconds(job, spec, training, CARD, DTYPE)
     faster = step_seconds(job, spec, memory.compiled(training), CARD, DTYPE)
-    cost = COMPILE_SECONDS * graphs * len(job.spec.blocks)
+    cost = COMPILE_SECONDS * graphs * 2
     enough = int(cost / (plain - faster)) + 1
     for steps, word in ((enough, "on"), (enough - 1, "off")):
         longer = compiling_job(lab, **{"video_config.frames": frames, "steps": steps})
@@ -212,6 +213,27 @@ def test_a_run_is_compiled_if_that_saves_more_than_a_graph_of_each_kind_takes(
         saved = round(steps * (plain - faster))
         assert f"compile: {word}: it would save about {saved} s " in line
         assert f"take up to {cost:.0f} s" in line
+
+
+def test_a_run_that_saves_what_compiling_takes_is_not_compiled(
+    lab: Lab, specs: Specs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two graphs for the first bucket, and two for the others."""
+    slow_spec(specs)
+    put_card(monkeypatch, 80 << 30, CARD)
+    monkeypatch.setattr(settings, "no_compiler", lambda: None)
+    job = compiling_job(lab, steps=1000)
+    known = planned_need(job, DTYPE)
+    assert known is not None
+    spec, training = known
+    plain, faster = (
+        step_seconds(job, spec, way, CARD, DTYPE)
+        for way in (training, memory.compiled(training))
+    )
+    cost_of_a_graph = 1000 * (plain - faster) / 4
+    for cost, compiles in ((cost_of_a_graph, False), (0.99 * cost_of_a_graph, True)):
+        monkeypatch.setattr(settings, "COMPILE_SECONDS", cost)
+        assert decide_compile(job).config.compile is compiles
 
 
 @pytest.mark.parametrize(
@@ -284,4 +306,5 @@ def test_a_planned_need_is_that_of_the_config_s_settings(
 
 
 def test_nothing_is_planned_of_a_step_that_nobody_has_read(lab: Lab) -> None:
-    assert planned_need(compiling_job(lab), DTYPE) is None
+    fixed = {"micro_batch_size": 1, "gradient_checkpointing": "ON"}
+    assert planned_need(job_of(lab, fixed), DTYPE) is None
