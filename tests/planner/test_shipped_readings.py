@@ -16,6 +16,7 @@ import pytest
 
 from scripts.write_ledgers import Case, cases, columns, missing
 from tests.support.clips import noise, write_clip
+from videotune.config.resolve import parse
 from videotune.planner import shipped_readings as module
 from videotune.planner.ledger import Reading
 from videotune.planner.network_facts import network_facts
@@ -23,6 +24,7 @@ from videotune.planner.plan_inputs import PlanInputs, configs_of
 from videotune.planner.read_step import open_family, read_step_spec
 from videotune.planner.shipped_readings import (
     ShippedReadings,
+    has_affine_rank,
     linear_weights,
     mixed,
     quadratic_weights,
@@ -313,3 +315,31 @@ def test_a_table_has_the_rows_of_new_words_that_train() -> None:
     numbers = inputs.config.embedding.vectors * inputs.spec.text_width
     assert facts.text == (1, numbers)
     assert (facts.modules, facts.parameters) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("keys", "is_affine"),
+    [
+        ({}, True),
+        ({"lora": {"modules": [{"pattern": "a", "alpha": 2}]}}, True),
+        ({"lora": {"modules": [{"pattern": "a", "rank": 2}]}}, False),
+        (
+            {
+                "lora": {
+                    "modules": [
+                        {"pattern": "a", "alpha": 2},
+                        {"pattern": "b", "rank": 2},
+                    ]
+                }
+            },
+            False,
+        ),
+        ({"lora": {"dropout": 0.1}}, False),
+        ({"lora": {"variant": "LOHA"}}, False),
+        ({"training_method": "FINE_TUNE"}, False),
+    ],
+)
+def test_numbers_are_affine_in_one_rank_of_plain_loras(
+    keys: dict[str, Any], is_affine: bool
+) -> None:
+    assert has_affine_rank(parse(keys)) is is_affine
