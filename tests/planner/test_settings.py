@@ -295,6 +295,8 @@ def test_a_planned_need_is_that_of_the_config_s_settings(
     share = process_share(job, specs.plain, DTYPE)
     training = need(share, Choice(1, ON, 0))
     assert known == (specs.plain, training)
+    streamed = compiling_job(lab, layer_offload_fraction=0.4)
+    assert planned_need(streamed, DTYPE) == (specs.plain, need(share, Choice(1, ON, 2)))
     measured = {"allocated_bytes": 7}
     assert peak(job, measured) == measured | {"planned_bytes": training.allocated}
     assert peak(job, {}) is None
