@@ -64,7 +64,7 @@ def test_bytes_are_of_their_part_at_the_largest_moment_of_a_phase() -> None:
         ledger.phase("kept", "forward")
         first = torch.ones(30)
         second = torch.ones(10)
-        ledger.name([first, None], "weights")
+        ledger.name([None, first], "weights")
         ledger.name([first], "trained")
         del second
         third = torch.ones(5)
