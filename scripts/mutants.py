@@ -129,6 +129,7 @@ TESTS = {
         "tests/commands/test_model_runs.py::test_the_plan_says_what_each_expert_trains",
     ],
     "planner/settings.py": [
+        "tests/planner/test_settings.py",
         "tests/commands/test_plan_command.py",
         "tests/effects/test_effects_training.py",
     ],

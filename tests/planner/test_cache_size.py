@@ -17,6 +17,7 @@ from videotune.planner.gpus import find_card
 from videotune.planner.plan import make_plan
 from videotune.planner.simulation import bytes_by_window
 from videotune.types import ClipShape
+from videotune.validation.callbacks import cache_items_of
 
 CONDITIONS = [
     {"type": "last_frame", "probability": 0.3},
@@ -137,3 +138,12 @@ def test_the_sound_of_a_condition_has_the_latents_of_its_seconds(lab: Lab) -> No
     spec = replace(job.spec, sound=sound)
     sample = SeparateCondition(window, 0, "sound")
     assert condition_bytes(sample, spec) == 75 * 8 * 4
+
+
+def test_where_noise_is_drawn_onto_the_image_each_variant_is_an_entry(lab: Lab) -> None:
+    """The frames of all variants of a clip of nine are the same."""
+    job = job_of(lab, {"video_config.variants": 3})
+    assert cache_size(job).windows.count == 2
+    noisy = replace(job, spec=replace(job.spec, image_noise=True))
+    samples = set(cache_items_of(noisy).samples)
+    assert cache_size(noisy).windows.count == len(samples) > 2

@@ -224,7 +224,7 @@ def test_a_way_has_its_settings_and_what_it_needs() -> None:
         "is_another_base": True,
     }
     assert made_way(verdict=None).fits
-    assert made_way(blocks=0).to_json()["settings"]["layer_offload_fraction"] == 1
+    assert made_way(blocks=1).to_json()["settings"]["layer_offload_fraction"] == 1
 
 
 def test_ways_that_fit_come_before_tight_ones_and_quick_before_small() -> None:

@@ -155,9 +155,30 @@ def test_what_is_refused_names_the_card_and_its_memories() -> None:
     with pytest.raises(VideotuneError, match=r"'RTX 3060 8GB' \(8 GB\)") as error:
         find_card("rtx 3060")
     assert "'RTX 3060 12GB' (12 GB)" in str(error.value)
+    assert "--card 12" in str(error.value)
     with pytest.raises(VideotuneError, match="several"):
         find_card("rtx 3060", 24)
     with pytest.raises(VideotuneError, match="unknown card"):
         find_card("a voodoo 5")
     assert find_card("a 100", 80).name == "A100 80GB"
     assert find_card("a 4090", 24).name == "RTX 4090"
+
+
+@pytest.mark.parametrize(
+    ("name", "suggestions"),
+    [
+        ("rtx 4099", ["RTX 4090", "RTX 4090 D", "RTX 5090", "RTX 4080"]),
+        (
+            "nvidia rtx 30 60",
+            ["RTX 3060 12GB", "RTX 3060 8GB", "RTX 5060", "RTX 4060", "RTX 3090"],
+        ),
+        ("zzz", []),
+    ],
+)
+def test_four_of_the_nearest_names_are_suggested_with_all_their_memories(
+    name: str, suggestions: list[str]
+) -> None:
+    with pytest.raises(VideotuneError) as refused:
+        find_card(name)
+    words = str(refused.value).partition("did you mean ")[2].partition("?")[0]
+    assert words == " or ".join(map(repr, suggestions))

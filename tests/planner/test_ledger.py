@@ -1,5 +1,7 @@
 """What a ledger counts: bytes by part and phase, and operations, of small real tensors."""
 
+from typing import Any
+
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -62,7 +64,7 @@ def test_bytes_are_of_their_part_at_the_largest_moment_of_a_phase() -> None:
         ledger.phase("kept", "forward")
         first = torch.ones(30)
         second = torch.ones(10)
-        ledger.name([first, None], "weights")
+        ledger.name([None, first], "weights")
         ledger.name([first], "trained")
         del second
         third = torch.ones(5)
@@ -103,3 +105,26 @@ def test_parts_are_added_in_order() -> None:
     total = plus({"b": 1, "c": 5}, {"a": 3, "b": 2}, 1.5)
     assert list(total.items()) == [("a", 4), ("b", 4), ("c", 5)]
     assert plus({"a": 1}, {"a": 2}) == {"a": 3}
+
+
+class Dropped(torch.autograd.Function):
+    """Values that no loss reads: nothing comes back."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor) -> torch.Tensor:
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> None:
+        return None
+
+
+def test_attention_without_a_gradient_computes_nothing_backward() -> None:
+    q = torch.ones(2, 4, 16, 8, requires_grad=True)
+    with Ledger() as ledger:
+        attended = scaled_dot_product_attention(q, q, q)
+        before = ledger.reading().work
+        (Dropped.apply(attended).sum() + q.sum()).backward()  # type: ignore[no-untyped-call]
+    after = ledger.reading().work
+    assert after.attention == before.attention > 0
+    assert after.flops == before.flops

@@ -2,7 +2,8 @@
 of 2 blocks, 24 wide, whose linear layers have biases.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from videotune.planner.measure import (
     to_fake,
     weight_bytes,
 )
-from videotune.planner.shallow_networks import read_deep
+from videotune.planner.shallow_networks import Depths, read_deep
 from videotune.trainer.build import weights_of
 from videotune.types import ClipShape
 
@@ -222,6 +223,41 @@ def test_frames_that_are_given_are_looked_for_where_they_are_in_the_clip(
         assert prepared.noise.shape == (2, 4, 3, 8, 8)
 
 
+@pytest.mark.parametrize("generated", [("video",), ("sound",), ("video", "sound")])
+def test_what_is_not_generated_is_given_clean(
+    generated: tuple[str, ...], tiny_bases: Bases
+) -> None:
+    """If both are, the sound has a noise level of its own."""
+    run = tiny_run(tiny_bases("ltx2"), "ltx2")
+    run.family.spec = run.family.spec.with_sound(generated)
+    with run.mode:
+        prepared = run.prepared(replace(SHAPE, sound=True), 2)
+    assert prepared.batch is not None
+    sound = prepared.batch.sound
+    assert sound is not None
+    assert sound.is_conditioning is ("sound" not in generated)
+    assert prepared.batch.video_is_conditioning is ("video" not in generated)
+    assert run.family.spec.sound is not None
+    latents = run.family.spec.sound.latents(SHAPE)
+    size = (2, run.family.spec.sound.channels, latents, 1, 1)
+    assert sound.x0.shape == sound.noise.shape == size
+    assert sound.t.shape == (2,)
+    has_both = len(generated) == 2
+    assert (prepared.sound_t is not None) is has_both
+    if prepared.sound_t is not None:
+        assert prepared.sound_t.shape == (2,)
+
+
+def test_a_guidance_that_is_kept_runs_the_base_twice_more(tiny_bases: Bases) -> None:
+    """With the caption and without: two passes forward, without a graph."""
+    plain = whole_step(tiny_run(tiny_bases("wan")))
+    guided = whole_step(tiny_run(tiny_bases("wan"), distilled_guidance=3.0))
+    more = guided.work.flops / plain.work.flops
+    assert 1.5 < more < 2
+    kept = [reading.phases["kept"]["activations"] for reading in (plain, guided)]
+    assert kept[1] < 1.2 * kept[0]
+
+
 def test_text_that_is_encoded_in_the_step_has_a_gradient(tiny_bases: Bases) -> None:
     keys = {"training_method": "FINE_TUNE", "text_encoder": {"train": True}}
     for settings, expected in ((keys, True), ({}, False)):
@@ -344,6 +380,31 @@ def test_a_deep_network_is_a_line_through_two_shallow_ones() -> None:
     assert reading.work.flops == 1000 + 100 + 20 + 21 + 120
     few = {"a": 1, "b": 2, "c": 2, "d": 2}
     assert depths == [few, few | {"c": 3}, few | {"d": 4}]
+
+
+class CountedRun(FakeRun):
+    """A step of a network whose blocks keep these bytes, beside 1000; nothing is read."""
+
+    prices: Mapping[str, int]
+
+    def step(
+        self, shape: ClipShape, samples: int, checkpointing: str, depths: Depths
+    ) -> Reading:
+        assert (shape, samples, checkpointing) == (SHAPE, 1, "ON")
+        total = 1000 + sum(self.prices[path] * count for path, count in depths)
+        return Reading({"kept": {"activations": total}}, Work(0))
+
+
+def test_what_a_block_keeps_is_the_difference_of_two_shallow_networks(
+    tiny_bases: Bases,
+) -> None:
+    """Nothing where there are no more than two blocks, or where more keep less."""
+    run = CountedRun(tiny_run(tiny_bases("wan")).family, Config())
+    run.prices = {"a": 100, "b": 10, "c": 7, "d": 3, "e": -5}
+    depths = {"a": 1, "b": 2, "c": 3, "d": 40, "e": 9}
+    run.blocks = {path: [1] * count for path, count in depths.items()}
+    kept = run.kept_by_block(SHAPE, "ON")
+    assert kept == {"a": 0, "b": 0, "c": 7, "d": 3, "e": 0}
 
 
 # the other parts

@@ -13,7 +13,9 @@ from tests.support.clips import noise, write_dataset
 from tests.support.trainers import Lab, job_of
 from videotune.adapters.lora import add_lora
 from videotune.job.job import Job
+from videotune.models.base import DiffusersModel
 from videotune.planner import cpu_rate, denoiser_size
+from videotune.planner import network_facts as network_facts_module
 from videotune.planner.denoiser_size import (
     activations_at_most,
     host_checkpointing,
@@ -24,6 +26,8 @@ from videotune.planner.network_facts import (
     linear_sizes,
     named_and_idle,
     network_facts,
+    read_network_facts,
+    skeleton_family,
 )
 from videotune.planner.plan_inputs import PlanInputs, configs_of
 from videotune.planner.read_step import open_family
@@ -220,3 +224,27 @@ def test_a_cpu_s_rate_is_that_of_its_fastest_product(
     assert (card.name, card.vram, card.link) == ("this CPU", 0, 1e10)
     assert list(times) == []
     assert torch.get_num_threads() >= 1
+
+
+@pytest.mark.parametrize("rank", [4, 24])
+def test_what_trains_of_a_base_in_the_tables_is_not_read(
+    rank: int, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is what a reading gives. With sound there is no table."""
+    toy = replace(lab, model=Path("asset:toy"))
+    job = job_of(toy, {"lora.rank": rank}, preset="toy")
+    read = read_network_facts(skeleton_family(job), job.config)
+    opened: list[Job] = []
+
+    def open_skeleton(asked: Job) -> DiffusersModel:
+        opened.append(asked)
+        return skeleton_family(asked)
+
+    monkeypatch.setattr(network_facts_module, "skeleton_family", open_skeleton)
+    facts = network_facts(job)
+    assert opened == []
+    assert facts == replace(read, by_rows={})
+
+    sounding = replace(job, spec=replace(job.spec, reads_sound=True))
+    assert network_facts(sounding) == read
+    assert opened == [sounding]

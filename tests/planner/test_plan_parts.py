@@ -13,6 +13,7 @@ from videotune.adapters.lora import add_lora
 from videotune.config.base_models import download_size
 from videotune.config.resolve import parse
 from videotune.config.sections import Lora
+from videotune.errors import VideotuneError
 from videotune.job.job import ViewHistory
 from videotune.latent_cache.exposure import most_views
 from videotune.memory.checkpointing import ATTENTION_SAVED, OFF
@@ -74,6 +75,7 @@ def test_saves_the_best_one_and_backups_are_counted(
         ({"optimizer": {"name": "ADAMW"}}, 12),
         ({"optimizer": {"name": "ADAMW"}, "ema": 0.9}, 16),
         ({"optimizer": {"name": "SCHEDULE_FREE"}}, 16),
+        ({"optimizer": {"masters": "STOCHASTIC_ROUNDING"}}, 10),
     ],
 )
 def test_a_checkpoint_has_weights_state_and_an_average(
@@ -116,12 +118,16 @@ def test_both_experts_have_an_adapter_and_the_parts_are_of_one(
     assert adapter["idle"] == {}
 
 
-@pytest.mark.parametrize(("variant", "passes"), [("t2v", 1), ("i2v", 2)])
-def test_the_channels_of_an_image_are_a_second_clip_to_encode(
-    variant: str, passes: int, lab: Lab, tiny_bases: Bases
+@pytest.mark.parametrize(
+    ("channels", "passes"), [((0, 0), 1), ((4, 16), 2), ((0, 16), 1)]
+)
+def test_the_channels_of_a_video_are_a_second_clip_to_encode(
+    channels: tuple[int, int], passes: int, lab: Lab
 ) -> None:
-    model = replace(lab, model=tiny_bases("wan", variant))
-    windows = cache_size(job_of(model)).windows
+    """Those of an image alone are not."""
+    job = job_of(lab)
+    spec = replace(job.spec, image_channels=channels)
+    windows = cache_size(replace(job, spec=spec)).windows
     assert windows.count == 2
     assert windows.pixels == passes * windows.count * 9 * 32 * 32
 
@@ -227,6 +233,8 @@ def test_a_plan_has_the_run_s_numbers_and_places_for_memory_and_time(lab: Lab) -
         }
     ]
     views = plan.pop("views")
+    exposure = job.exposure(4).to_json(job.config.learning_rate)
+    assert views == exposure | {"steps_for": views["steps_for"]}
     assert views["steps_for"] == {"6": 1, "12": 2}  # twelve samples of two windows
     assert views["per_window"]["max"] == 4 * 12 / 2
     assert plan["note_codes"]
@@ -308,6 +316,8 @@ def test_a_download_is_of_a_base_that_is_not_here(lab: Lab) -> None:
     size = download_size("Wan-AI/Wan2.1-T2V-1.3B-Diffusers")
     assert size is not None
     assert download_of(replace(job, base=hub)) == asdict(size)
+    newest = replace(hub, name="Wan-AI/Wan2.1-T2V-1.3B-Diffusers")
+    assert download_of(replace(job, base=newest)) == asdict(size)
     unknown = replace(hub, name="somebody/unknown")
     assert download_of(replace(job, base=unknown)) is None
 
@@ -403,3 +413,73 @@ def test_experts_share_the_steps(lab: Lab, tiny_bases: Bases) -> None:
     ]
     assert sum(row["steps"] for row in experts["each"]) == 2000
     assert all(row["steps"] > 0 for row in experts["each"])
+
+
+def test_remarks_on_the_run_and_on_its_validations_are_notes_once_each(
+    lab: Lab, tmp_path: Path
+) -> None:
+    """One validation is too few for a verdict."""
+    held_out = write_dataset(tmp_path / "held", {"c.mkv": noise(9, 32, 32)}, {}, fps=16)
+    datasets = [{"path": str(lab.clips)}, {"path": str(held_out), "kind": "validation"}]
+    job = job_of(lab, {"datasets": datasets, "validate_every": 4})
+    remark = job.notes[0]
+    plan = make_plan(replace(job, notes=(remark, remark)))
+    assert plan["notes"].count(remark) == 1
+    assert "few_validations" in plan["note_codes"]
+    assert len(plan["notes"]) == len(plan["note_codes"]) == 2
+    assert plan["held_out_windows"] == 1
+
+
+def test_a_checkpoint_has_the_state_that_an_optimizer_class_keeps(lab: Lab) -> None:
+    """Momentum of 4 bytes beside 4 of each number; what is exported has no state."""
+    knobs = {"optimizer.name": "torch.optim:SGD", "optimizer.args": {"momentum": 0.9}}
+    plan = make_plan(job_of(lab, knobs))
+    numbers = plan["adapter"]["parameters"]
+    disk = plan["disk"]
+    assert disk["checkpoint_bytes"] == pytest.approx(8 * numbers, rel=0.02)
+    checkpoints = disk["checkpoints"] * disk["checkpoint_bytes"]
+    assert disk["run_bytes"] == checkpoints + 4 * numbers
+
+
+def test_a_format_that_cannot_be_written_is_refused_before_the_run(lab: Lab) -> None:
+    knobs = {"training_method": "EMBEDDING", "output_model_format": "kohya"}
+    with pytest.raises(VideotuneError, match="output_model_format"):
+        make_plan(job_of(lab, knobs))
+
+
+def test_batches_of_a_shape_are_rows_of_their_own_the_smallest_first(
+    lab: Lab, tmp_path: Path
+) -> None:
+    other = write_dataset(tmp_path / "c", {"c.mkv": noise(9, 32, 32)}, {}, fps=16)
+    later = write_dataset(tmp_path / "d", {"d.mkv": noise(9, 32, 32)}, {}, fps=16)
+    datasets = [
+        {"path": str(lab.clips), "batch_size": 4},
+        {"path": str(other), "batch_size": 3},
+        {"path": str(later), "batch_size": 4, "from_step": 3},
+    ]
+    job = job_of(lab, {"datasets": datasets})
+    assert len(job.buckets) > 2
+    rows = make_plan(job)["buckets"]
+    assert [(row["batch"], row["windows"]) for row in rows] == [(3, 1), (4, 3)]
+    assert sum(row["share"] for row in rows) == pytest.approx(1, abs=1e-3)
+
+
+def test_text_that_trains_is_a_part_of_the_adapter(lab: Lab) -> None:
+    full = {"training_method": "FINE_TUNE", "transformer.layers": ["blocks.0.attn1"]}
+    denoiser = make_plan(job_of(lab, full))["adapter"]
+    both = make_plan(job_of(lab, full | {"text_encoder.train": True}))["adapter"]
+    text = {"transformer.train": False, "text_encoder.train": True}
+    alone = make_plan(job_of(lab, {"training_method": "FINE_TUNE"} | text))["adapter"]
+    for key in ("modules", "parameters"):
+        assert both[key] == denoiser[key] + alone[key]
+        assert alone[key] > 0
+    assert alone["parts"] == alone["groups"] == {}
+
+
+def test_a_caption_has_its_states_and_the_numbers_beside_them(lab: Lab) -> None:
+    job = job_of(lab)
+    spec = replace(job.spec, text_numbers=7)
+    numbers = spec.text_tokens * spec.text_width + 7
+    captions = cache_size(job).captions
+    plan = make_plan(replace(job, spec=spec))
+    assert plan["disk"]["text_bytes_at_most"] == 4 * numbers * captions

@@ -16,12 +16,15 @@ import pytest
 
 from scripts.write_ledgers import Case, cases, columns, missing
 from tests.support.clips import noise, write_clip
+from videotune.config.resolve import parse
 from videotune.planner import shipped_readings as module
 from videotune.planner.ledger import Reading
+from videotune.planner.network_facts import network_facts
 from videotune.planner.plan_inputs import PlanInputs, configs_of
 from videotune.planner.read_step import open_family, read_step_spec
 from videotune.planner.shipped_readings import (
     ShippedReadings,
+    has_affine_rank,
     linear_weights,
     mixed,
     quadratic_weights,
@@ -289,6 +292,8 @@ def test_numbers_between_two_sizes() -> None:
             2 * value**2 - value + 7
         )
     assert linear_weights([5], 5) == [1.0]
+    assert quadratic_weights([5], 5) == [1.0]
+    assert quadratic_weights([10, 20], 15) == [0.5, 0.5]
     assert mixed([10.0, 40.0], rank_weights([8, 32], 16)) == pytest.approx(20.0)
     assert rank_weights([], 16) == [1.0]
 
@@ -297,3 +302,44 @@ def test_a_part_that_a_size_lacks_is_zero_there() -> None:
     points = [{"a": {"x": 1, "y": 2}}, {"a": {"x": 1}}, {}]
     assert columns(points) == {"a": {"x": [1, 1, 0], "y": [2, 0, 0]}}
     assert columns([{"x": 4}, {"x": 4}]) == {"x": 4}
+
+
+def test_a_table_has_the_rows_of_new_words_that_train() -> None:
+    inputs = case_of("wan 2.2 Embedding").inputs
+    job: Any = SimpleNamespace(
+        base=SimpleNamespace(folder=inputs.folder),
+        spec=inputs.spec,
+        config=inputs.config,
+    )
+    facts = network_facts(job)
+    numbers = inputs.config.embedding.vectors * inputs.spec.text_width
+    assert facts.text == (1, numbers)
+    assert (facts.modules, facts.parameters) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("keys", "is_affine"),
+    [
+        ({}, True),
+        ({"lora": {"modules": [{"pattern": "a", "alpha": 2}]}}, True),
+        ({"lora": {"modules": [{"pattern": "a", "rank": 2}]}}, False),
+        (
+            {
+                "lora": {
+                    "modules": [
+                        {"pattern": "a", "alpha": 2},
+                        {"pattern": "b", "rank": 2},
+                    ]
+                }
+            },
+            False,
+        ),
+        ({"lora": {"dropout": 0.1}}, False),
+        ({"lora": {"variant": "LOHA"}}, False),
+        ({"training_method": "FINE_TUNE"}, False),
+    ],
+)
+def test_numbers_are_affine_in_one_rank_of_plain_loras(
+    keys: dict[str, Any], is_affine: bool
+) -> None:
+    assert has_affine_rank(parse(keys)) is is_affine

@@ -2,20 +2,28 @@
 shared: small whole numbers, counted by hand.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.support.made_steps import StepRun
+from videotune.config.resolve import parse
 from videotune.memory.checkpointing import ATTENTION_SAVED, IN_PARTS, OFF, ON
+from videotune.model_spec import Expert
+from videotune.models.registry import find
 from videotune.planner.ledger import FIRST, KEPT, Reading, Work
 from videotune.planner.step_spec import (
     STREAMED,
     UNCHANGED,
     StepSpec,
+    assemble,
     is_consistent,
     kept_by_blocks,
     read_other_phases,
+    read_work,
     sharded,
     with_shared_samples,
     with_text_encoder,
@@ -217,3 +225,83 @@ def without_phase(mode: str, phase: str) -> dict[str, Reading]:
 def test_a_stored_spec_with_a_hole_is_not_taken(changes: dict[str, Any]) -> None:
     assert is_consistent(spec())
     assert not is_consistent(spec(**changes))
+
+
+TWO_EXPERTS = (Expert("high", 0.5, 1.0), Expert("low", 0.0, 0.5))
+FULL = {"training_method": "FINE_TUNE"}
+ONLY_TEXT = {"transformer": {"train": False}, "text_encoder": {"train": True}}
+
+
+@pytest.mark.parametrize(
+    ("keys", "trained", "share", "experts"),
+    [
+        ({}, (0,) * 5, 1.0, 2),
+        ({"optimizer": {"name": "LION"}}, (0,) * 5, 0.5, 2),
+        (FULL | {"experts": "high"}, (1, 2, 3, 4, 90), 1.0, 1),
+        ({"experts": "low"}, (0,) * 5, 1.0, 1),
+        (FULL | ONLY_TEXT, (0,) * 5, 1.0, 1),
+    ],
+)
+@pytest.mark.parametrize("has_parts", [True, False])
+def test_a_spec_is_made_of_the_largest_shape_s_readings_in_each_mode(
+    has_parts: bool,
+    keys: dict[str, Any],
+    trained: tuple[int, ...],
+    share: float,
+    experts: int,
+) -> None:
+    """Those in parts come from a run of their own."""
+    run = StepRun(1)
+    parts = StepRun(1000)
+    base = replace(find("wan").spec, experts=TWO_EXPERTS)
+    config = parse(keys)
+    inputs: Any = SimpleNamespace(
+        config=config,
+        spec=base,
+        shapes=(SHAPE, ClipShape(5, 32, 64, 16.0)),
+        preview=SHAPE,
+    )
+    family: Any = None  # nothing is asked of it
+    made = assemble(run, inputs, family, parts if has_parts else None)  # type: ignore[arg-type]
+
+    sources = dict.fromkeys((OFF, ATTENTION_SAVED, ON), run)
+    if has_parts:
+        sources[IN_PARTS] = parts
+    expected = StepSpec(
+        one_sample={
+            mode: source.deep_step(SHAPE, 1, mode) for mode, source in sources.items()
+        },
+        two_samples={
+            mode: source.deep_step(SHAPE, 2, mode) for mode, source in sources.items()
+        },
+        blocks=(1, 2, 3, 4),
+        trained=trained,
+        kept={
+            mode: (source.factor * (64 + len(mode)),) * 3
+            + (source.factor * (64 + len(mode)) + 1,)
+            for mode, source in sources.items()
+        },
+        encoding_flops_per_pixel=6.0,
+        work=read_work(run, inputs),  # type: ignore[arg-type]
+        other_phases=read_other_phases(run, inputs, {"vae": 9}),  # type: ignore[arg-type]
+        optimizer_share=share,
+        experts=experts,
+    )
+    if config.text_in_step:
+        expected = with_text_encoder(expected, run, config)  # type: ignore[arg-type]
+    assert made == expected
+    assert len(made.work) == 2
+
+
+def test_an_optimizer_class_has_the_state_that_is_measured_of_the_denoiser(
+    tiny_family: Callable[..., Any],
+) -> None:
+    """Momentum is half of what AdamW keeps."""
+    family = tiny_family("wan")
+    optimizer = {"name": "torch.optim:SGD", "args": {"momentum": 0.9}}
+    config = parse({"optimizer": optimizer, "lora": {"rank": 4}})
+    inputs: Any = SimpleNamespace(
+        config=config, spec=family.spec, shapes=(SHAPE,), preview=None
+    )
+    made = assemble(StepRun(1), inputs, family)  # type: ignore[arg-type]
+    assert made.optimizer_share == pytest.approx(0.5, rel=0.02)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.launcher import QUIET, overrides_of
+from tests.support.made_steps import specs_in_place
 from videotune.adapters.lora import add_lora
 from videotune.config.sections import Lora
 from videotune.job.job import Job, open_job
@@ -18,7 +19,7 @@ from videotune.job.overrides import Overrides, resolve_config
 from videotune.memory.checkpointing import OFF, ON
 from videotune.planner import process_choice, traffic
 from videotune.planner.cluster import Cluster
-from videotune.planner.fit import Fit, process_share
+from videotune.planner.fit import Fit, fit, process_share, step_seconds
 from videotune.planner.gpus import USUAL, find_card
 from videotune.planner.memory import Choice, Need, need
 from videotune.planner.process_choice import Target, shared_job
@@ -223,12 +224,30 @@ def test_the_fewest_cards_share_a_sample_with_which_it_fits_and_is_not_slow(
 def test_a_card_without_a_rate_is_compared_as_a_usual_one(words: Overrides) -> None:
     resolved, spec, base = resolve_config(words)
     job = open_job(resolved, spec, base, processes=2)
-    seconds = []
     for card in (None, USUAL):
-        target = Target(Cluster(1, 2), vram=24 << 30, card=card, spare=0)
+        target = Target(Cluster(2, 1), vram=24 << 30, card=card, spare=1 << 30)
         result = process_choice._fit_of(job, target)
-        seconds.append(process_choice._seconds_a_sample(job, result, target))
-    assert seconds[0] == seconds[1] > 0
+        alone = fit(job, "BFLOAT_16", 24 << 30, card, spare=1 << 30)
+        assert result == replace(alone, cluster=target.cluster)
+        spec = step_spec(job, "BFLOAT_16")
+        a_step = step_seconds(
+            job, spec, result.training, USUAL, "BFLOAT_16", target.cluster
+        )
+        a_sample = process_choice._seconds_a_sample(job, result, target)
+        assert a_sample == a_step / job.effective_batch > 0
+
+
+def test_cards_without_bfloat16_are_compared_in_float16(
+    words: Overrides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = specs_in_place(monkeypatch)
+    specs.dtype = "FLOAT_16"
+    monkeypatch.setattr(process_choice, "step_spec", specs.reader("plain"))
+    job = open_job(*resolve_config(words), processes=2)
+    target = Target(Cluster(1, 2), vram=24 << 30, card=find_card("t4"), spare=0)
+    result = process_choice._fit_of(job, target)
+    assert process_choice._seconds_a_sample(job, result, target) > 0
+    assert specs.read == ["plain", "plain"]
 
 
 def test_processes_in_a_plan_have_what_they_send_and_keep(words: Overrides) -> None:

@@ -97,8 +97,7 @@ def _condition_entries(
 ) -> EncodedEntries:
     """Return the entries of conditions. A drawn box belongs to a window's variant."""
     entries: dict[tuple[object, ...], SeparateCondition] = {}
-    samples = list(conditions)
-    for sample in samples:
+    for sample in conditions:
         window = sample.window
         hidden: tuple[object, ...] = (
             window.companion("mask"),
@@ -107,7 +106,7 @@ def _condition_entries(
         if sample.draws_box:
             hidden = (window.id, sample.variant, sample.box)
         # What it shows is compared without the window that it shows it of.
-        content = replace(sample, window=samples[0].window, variant=0, box=0)
+        content = (sample.type, sample.latent_frames, sample.on_channels)
         entries[names.of(window, sample.variant), hidden, content] = sample
 
     samples = list(entries.values())

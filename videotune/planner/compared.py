@@ -4,6 +4,7 @@ compiled blocks, and products in eight bits, with their memory and seconds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -64,7 +65,7 @@ class Way:
     def to_json(self) -> dict[str, Any]:
         """Return the settings of the way, what it needs, and its seconds."""
         choice = self.training.choice
-        fraction = choice.streamed / max(1, self.blocks)
+        fraction = choice.streamed / self.blocks
         return {
             "settings": {
                 "gradient_checkpointing": choice.checkpointing,
@@ -116,6 +117,8 @@ def _with_chosen(job: Job, ways: list[Way], result: Fit, dtype: str) -> list[Way
     if any(way.is_chosen for way in marked):
         return marked
 
+    if is_compiled:
+        training = memory.compiled(training)
     chosen = Way(
         training,
         _seconds(job, step_spec_in_parts(job, dtype), training, result, dtype),
@@ -193,7 +196,7 @@ def _fastest(job: Job, spec: StepSpec, mode: str, result: Fit) -> Need | None:
         return None
     card = result.card or USUAL
     if result.vram is None:
-        return memory.fastest(spec, batch, constraints, 1 << 60, card)
+        return memory.fastest(spec, batch, constraints, math.inf, card)
     for limit in (result.vram - result.spare, result.vram):
         fastest = memory.fastest(spec, batch, constraints, limit, card)
         if fastest is not None:

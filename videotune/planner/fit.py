@@ -5,6 +5,7 @@ Memory settings that the config leaves open are chosen.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -270,7 +271,7 @@ def _fit_within(
             streamed=constraints.streamed or 0,
         )
 
-    limit = vram if vram is not None else 1 << 60
+    limit = math.inf if vram is None else vram
     fastest = memory.fastest(spec, batch, constraints, limit, card or USUAL, host)
     if fastest is None and constraints.checkpointing is None:
         spec = process_share(job, step_spec_in_parts(job, dtype), dtype)
@@ -295,7 +296,7 @@ def _fit_within(
         fits = fastest is not None and most <= vram
     fraction = config.layer_offload_fraction
     if fraction is None:
-        fraction = streamed / max(1, len(spec.blocks))
+        fraction = streamed / len(spec.blocks)
 
     unstreamed = unstreamed_bytes(spec, training, constraints)
     result = Fit(fraction, training, phases, vram, card, fits, unstreamed=unstreamed)
@@ -322,7 +323,8 @@ def remedies(result: Fit, spec: StepSpec, job: Job, dtype: str) -> tuple[str, ..
 
     Rounded frozen weights are suggested but never chosen: they change the base model.
     """
-    vram = result.vram or 0
+    assert result.vram is not None
+    vram = result.vram
     too_large = {
         phase
         for phase, (_, parts) in result.phases.items()
@@ -361,7 +363,7 @@ def _training_remedies(job: Job, dtype: str, vram: int) -> list[str]:
     spec = process_share(job, step_spec_in_parts(job, dtype), dtype)
     constraints = replace(implied_constraints(config, batch), tries_parts=True)
     least = memory.smallest(spec, batch, constraints)
-    share = f"{least.choice.streamed / max(1, len(spec.blocks)):.2f}"
+    share = f"{least.choice.streamed / len(spec.blocks):.2f}"
     values = (least.choice.micro_batch, least.choice.checkpointing, share)
     settings = " ".join(
         f"{key}={value}" for key, value in zip(MEMORY_KEYS, values, strict=True)

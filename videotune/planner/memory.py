@@ -446,7 +446,7 @@ def fastest(
     spec: StepSpec,
     batch: int,
     constraints: Constraints,
-    vram: int,
+    vram: float,
     card: Card,
     host: int | None = None,
 ) -> Need | None:
@@ -456,7 +456,7 @@ def fastest(
         spec: The step.
         batch: Samples of a step.
         constraints: What the config has decided.
-        vram: Bytes of the device.
+        vram: Bytes of the device; infinite without a limit.
         card: Rates of the device.
         host: Free bytes of host memory. None: unknown.
 

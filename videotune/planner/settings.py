@@ -55,21 +55,22 @@ def fit_settings(job: Job) -> Job:
     if not has_streams(local_device()):
         return _with_chosen(job, _plainest(job, host_checkpointing(job)))
     vram, card = requested_card(None, None)
-    if surely_fits(job, vram or 0):
+    assert vram is not None
+    if surely_fits(job, vram):
         return _with_chosen(job, _plainest(job, OFF))
 
     free_host = psutil.virtual_memory().available
-    spare = spare_memory(vram or 0, is_free=True)
+    spare = spare_memory(vram, is_free=True)
     result = fit(job, dtype_name(job.config), vram, card, free_host, spare=spare)
     if result.fits is False:
         need = memory_size(result.needed)
         lines = "".join(f"\n  {line}" for line in result.remedies)
         raise DoesNotFit(
             f"this run needs {need} for {result.worst}, "
-            f"and the card has {memory_size(vram or 0)} free:{lines}"
+            f"and the card has {memory_size(vram)} free:{lines}"
         )
     chosen = ", ".join(f"{key}={value}" for key, value in result.chosen.items())
-    tight = f" (tight: {memory_size(result.needed)} of {memory_size(vram or 0)} free)"
+    tight = f" (tight: {memory_size(result.needed)} of {memory_size(vram)} free)"
     echo(f"memory: {chosen}{tight if result.verdict == 'tight' else ''}")
     return _with_chosen(job, result.chosen)
 
