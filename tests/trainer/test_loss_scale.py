@@ -1,8 +1,11 @@
 """The factor of the loss in float16: what it multiplies and divides, and when it moves."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from videotune.trainer.loss_scale import (
     FIRST_SCALE,
@@ -40,6 +43,38 @@ def test_gradients_of_the_scaled_loss_are_divided_by_the_same_factor() -> None:
     assert not gradients[2][0].isfinite()
     assert gradients[3] is not None
     assert gradients[3].tolist() == [2.0, 0.0]
+
+
+class Divisions(TorchDispatchMode):
+    """Keeps what the kernel is told that divides the gradients of a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[list[Tensor], Tensor, Tensor]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name = "_amp_foreach_non_finite_check_and_unscale_"
+        if func is getattr(torch.ops.aten, name).default:
+            return self.seen.append(args)
+        return func(*args, **(kwargs or {}))
+
+
+def test_gradients_on_several_devices_are_divided_on_each() -> None:
+    parameters = [
+        with_gradient(torch.ones(2, device=device), device)
+        for device in ("meta", "cpu", "meta")
+    ]
+    with Divisions() as divisions:
+        LossScale(CPU, first=8.0).unscale(parameters)
+    on_meta, on_cpu = divisions.seen
+    first, second, third = (id(parameter.grad) for parameter in parameters)
+    assert [id(gradient) for gradient in on_meta[0]] == [first, third]
+    assert [id(gradient) for gradient in on_cpu[0]] == [second]
+    assert on_meta[1].is_meta
+    assert on_meta[2].is_meta
+    assert (on_cpu[1].item(), on_cpu[2].item()) == (0.0, 1 / 8)
 
 
 def test_the_factor_halves_at_once_and_doubles_after_enough_finite_steps() -> None:

@@ -133,7 +133,7 @@ def test_a_description_that_names_a_missing_tensor_is_damaged() -> None:
     optimizer, weight = with_state({"queue": [torch.ones(2)]})
     flat = optimizer_state(optimizer, {"w": weight})
     del flat["w.queue%0"]
-    with pytest.raises(ValueError, match="^a nested value of .* is damaged"):
+    with pytest.raises(ValueError, match=r"^a nested value of .* is damaged"):
         load_optimizer_state(optimizer, {"w": weight}, flat)
 
 

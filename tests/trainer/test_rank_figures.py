@@ -108,7 +108,7 @@ def test_the_figures_of_a_process_are_medians_of_its_latest_steps() -> None:
     assert meter.all_ranks() == []
     assert meter.newly_slow() == []
     for step in range(1, WINDOW + 3):
-        seconds = {"forward": 1.23456789, "waiting": 0.98765432, "data": 0.11111111}
+        seconds = {"forward": 1.23456789, "waiting": 0.98765432, "data": 0.1111119}
         if step <= 2:
             seconds = {"forward": 1e9}
         meter.add(step, seconds, samples=2, peak=0)
@@ -122,10 +122,10 @@ def test_the_figures_of_a_process_are_medians_of_its_latest_steps() -> None:
     assert figures.host == socket.gethostname()
     assert (figures.device, figures.rank) == ("cpu", 0)
     assert (figures.step, figures.measured, figures.samples) == (52, 50, 2)
-    assert figures.own_seconds == 1.345679
+    assert figures.own_seconds == 1.34568
     assert figures.waiting_seconds == 0.987654
-    assert figures.data_seconds == 0.111111
-    assert figures.samples_per_second == round(2 / (1.345679 + 0.98765432), 6)
+    assert figures.data_seconds == 0.111112
+    assert figures.samples_per_second == round(2 / (1.23456789 + 0.98765432 + 0.1111119), 6)
     assert meter.newly_slow() == []
 
     meter = RankMeter(alone(), torch.device("cpu"), in_lockstep=False)
