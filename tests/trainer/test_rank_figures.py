@@ -125,7 +125,9 @@ def test_the_figures_of_a_process_are_medians_of_its_latest_steps() -> None:
     assert figures.own_seconds == 1.34568
     assert figures.waiting_seconds == 0.987654
     assert figures.data_seconds == 0.111112
-    assert figures.samples_per_second == round(2 / (1.23456789 + 0.98765432 + 0.1111119), 6)
+    assert figures.samples_per_second == round(
+        2 / (1.23456789 + 0.98765432 + 0.1111119), 6
+    )
     assert meter.newly_slow() == []
 
     meter = RankMeter(alone(), torch.device("cpu"), in_lockstep=False)

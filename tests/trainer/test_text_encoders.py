@@ -1,6 +1,7 @@
 """Text encoders that train, or have new tokens: what is attached, encoded and put back."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -63,9 +64,13 @@ def test_a_caption_is_encoded_with_all_its_new_tokens(family: Any) -> None:
     config = rows_config()
     (parameter,) = attach_text(family, config)["embedding"].values()
     batch = batch_of(family, ["a <x> circle", "a red circle"])
+    frame = torch.rand(2, 4)
+    conditioning = replace(batch.conditioning, extras={"frame": frame})
+    batch = replace(batch, conditioning=conditioning)
     encoded = encode_live_text(family, live_text(config), batch)
     assert encoded.captions == batch.captions
     assert torch.equal(encoded.x0, batch.x0)
+    assert encoded.conditioning.extras["frame"] is frame
     expected = family.encode_in_loop(["a <x> <x>_1 circle", "a red circle"])
     assert torch.equal(encoded.conditioning.text, expected.text)
     encoded.conditioning.text[0].sum().backward()

@@ -21,6 +21,7 @@ def test_the_seconds_of_a_bucket_are_the_mean_of_its_latest_steps() -> None:
     assert throughput.by_bucket == {3: 91.0, 5: 3.0}
     assert throughput.seconds_a_step == 3.0
     throughput.add(3, {"forward": 6.0})
+    assert throughput.by_bucket == {3: 6.0, 5: 3.0}
     throughput.add(3, {"forward": 10.0, "data": 2.0})
     assert throughput.by_bucket == {3: 9.0, 5: 3.0}
     assert throughput.seconds_a_step == 6.0
@@ -59,8 +60,8 @@ def test_steps_that_read_no_data_or_take_no_time_do_not_wait() -> None:
 def test_the_time_left_is_that_of_each_bucket() -> None:
     """One without a step takes as long for its tokens as the others together."""
     seconds = {0: 2.0, 2: 6.0}
-    tokens = [1.0, 5.0, 3.0]
+    tokens = [1.0, 5.0, 7.0]
     left = {0: 10, 1: 1, 2: 100}
-    assert time_left(seconds, left, tokens) == 20 + 2.0 * 5 + 600
+    assert time_left(seconds, left, tokens) == 20 + 1.0 * 5 + 600
     assert time_left(seconds, {}, tokens) == 0
     assert time_left({}, left, tokens) is None

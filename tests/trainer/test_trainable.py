@@ -89,7 +89,10 @@ def test_the_low_expert_text_and_rows_have_rates_of_their_own(
     expected = {"transformer": 0.1, "embedding": 0.1, "text_encoder": 0.1}
     assert rates_of(make_lr_schedules(one, spec, "transformer", 10)) == expected
 
+    assert rates_of(make_lr_schedules(one, spec, TEXT, 10)) == expected
+
     both = parse(base | {"learning_rate_low": 0.3})
+    assert rates_of(make_lr_schedules(both, spec, "transformer", 10)) == expected
     for expert, rate in (("high", 0.1), ("low", 0.3)):
         schedules = make_lr_schedules(both, pair.spec, expert, 10)
         expected = {expert: rate, "embedding": 0.1, "text_encoder": 0.1}
@@ -182,6 +185,7 @@ def test_the_only_denoiser_has_no_name_and_nothing_that_was_not_asked_for(
     own = parameters_of("a.lora_A.weight", "a.lora_B.weight")
     state = made(family, own)
     assert list(groups_of(state)) == ["transformer"]
+    assert list(groups_of(made(family, own, "net"))) == ["transformer"]
     assert list(state.parameters.values()) == list(own.values())
     for name in ("expert", "masters", "module_params", "ema", "text"):
         assert getattr(state, name) is None, name
@@ -192,6 +196,10 @@ def test_the_only_denoiser_has_no_name_and_nothing_that_was_not_asked_for(
     half = made(family, own, train_dtype="FLOAT_16")
     assert half.loss_scale is not None
     assert half.loss_scale.factor.device == family.device
+    family.device = torch.device("meta")
+    on_device = made(family, own, train_dtype="FLOAT_16").loss_scale
+    assert on_device is not None
+    assert on_device.factor.is_meta
     live = made(family, {}, TEXT, {"embedding": own}, training_method="EMBEDDING")
     assert live.text is not None
 
@@ -267,6 +275,12 @@ def test_a_schedule_free_optimizer_has_its_own_average(tiny_family: Open) -> Non
     own = parameters_of("a")
     state = made(tiny_family("wan"), own, optimizer="SCHEDULE_FREE")
     assert isinstance(state.ema, ScheduleFreeWeights)
+    for part in parts_of(state.optimizer):
+        part.param_groups[0]["lr"] = 0.1
+        for slope in (1.0, -0.5):
+            own["a"].grad = torch.full((2, 2), slope)
+            part.step()
+    assert not torch.equal(state.ema.values["a"], own["a"])
 
 
 def test_a_class_that_reads_its_rate_when_it_is_built_has_that_of_its_group(
