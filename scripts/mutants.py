@@ -201,12 +201,17 @@ TESTS = {
         "tests/trainer/test_step.py",
     ],
     "trainer/optimizer_bytes.py": ["tests/trainer/test_optimizer_contract.py"],
+    "trainer/optimizers.py": [
+        "tests/trainer/test_optimizer_parts.py",
+        "tests/trainer/test_optimizers.py",
+    ],
     "trainer/progress.py": [
         "tests/trainer/test_progress.py",
         "tests/effects/test_effects_outputs.py",
         "tests/commands/test_validation_runs.py::test_the_progress_bar_has_times_seen_with_their_band",
         "tests/commands/test_validation_runs.py::test_the_time_left_counts_what_is_done_between_steps",
     ],
+    "trainer/rank_meter.py": ["tests/trainer/test_rank_figures.py"],
     "trainer/repeated_passes.py": [
         "tests/trainer/test_repeated_passes.py",
         "tests/effects/test_effects_graphs.py",
@@ -245,7 +250,10 @@ TESTS = {
         "tests/trainer/test_accumulation.py",
         "tests/trainer/test_progress.py",
     ],
-    "trainer/throughput.py": ["tests/validation/test_monitor.py"],
+    "trainer/throughput.py": [
+        "tests/trainer/test_throughput.py",
+        "tests/validation/test_monitor.py",
+    ],
     "trainer/trainer.py": [
         "tests/trainer/test_callbacks.py",
         "tests/trainer/test_loop.py",

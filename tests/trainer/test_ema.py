@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from videotune.trainer.ema import EmaWeights
 
@@ -45,11 +46,30 @@ def test_a_step_that_was_skipped_changes_no_average() -> None:
     assert all(torch.equal(ema.values[name], plain.values[name]) for name in before)
 
 
-def test_averages_are_beside_their_weights_unless_they_are_kept_on_the_host() -> None:
-    weights = {"a": nn.Parameter(torch.zeros(3, device="meta", dtype=torch.bfloat16))}
-    for average in EmaWeights(weights, 0.5).values.values():
-        assert average.is_meta
-        assert average.dtype == torch.float32
+@pytest.mark.parametrize("host", [None, False, True])
+def test_averages_are_on_the_device_or_if_so_configured_on_the_host(
+    host: bool | None,
+) -> None:
+    """Float32 in both places, and weights on the host have theirs there."""
+    dtypes = {"a": torch.float32, "b": torch.bfloat16}
+    with FakeTensorMode():
+        weights = {
+            f"{name} on {device}": nn.Parameter(
+                torch.empty(2, 3 + index, device=device, dtype=dtype)
+            )
+            for index, (name, dtype) in enumerate(dtypes.items())
+            for device in ("cuda", "cpu")
+        }
+        if host is None:
+            ema = EmaWeights(weights, 0.5)
+        else:
+            ema = EmaWeights(weights, 0.5, host)
+        assert ema.host is bool(host)
+        ema.update(1)
+    for name, value in ema.values.items():
+        device = "cuda" if "cuda" in name and not host else "cpu"
+        assert value.device.type == device
+        assert (value.dtype, value.shape) == (torch.float32, weights[name].shape)
 
 
 def test_saved_averages_are_loaded_at_their_place() -> None:

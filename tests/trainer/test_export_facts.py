@@ -1,6 +1,7 @@
 """What a file of a run says of itself: where it comes from, and the code that loads it."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -200,38 +201,129 @@ def test_a_merged_model_is_a_folder_and_a_file_for_each_expert(
     assert [file.path for file in chosen] == [tmp_path / f"{run.name}-step-6-merged"]
 
 
-def test_trained_weights_are_a_folder_or_a_file_of_an_expert(
+PATCH = "patch_embedding.weight"
+"""A weight that has one name in diffusers and in the authors' files."""
+
+
+def test_all_weights_of_an_expert_are_a_file_or_a_folder(
     trainer: Trainer, tmp_path: Path
 ) -> None:
-    family = trainer.family
-    name = "blocks.0.attn1.to_q.bias"
-    trained = torch.full_like(family.denoiser("low").state_dict()[name], 0.125)
-    resolved = changed(
-        trainer, training_method="FINE_TUNE", experts="low", output_dtype="BFLOAT_16"
+    """With those of text encoders in the folder, in the dtype that the config says."""
+    run, family = trainer.run, trainer.family
+    low = dict(family.denoiser("low").named_parameters())[PATCH].detach()
+    text = dict(family.text_parts()["text_encoder"].encoder.named_parameters())
+    name, value = next(iter(text.items()))
+    state = {f"low.{PATCH}": low + 1, f"low.text_encoder.{name}": value.detach() + 1}
+    settings = {"training_method": "FINE_TUNE", "experts": "low"}
+    half = changed(trainer, output_dtype="FLOAT_16", **settings)
+    base = Path(trainer.job.config.base_model_name)
+    notes: list[str] = []
+
+    weights = {f"low.{PATCH}": low + 1}
+    (file,) = export_run(
+        run, family, weights, 7, half, ["comfyui"], tmp_path, notes.append
     )
-    folder, file = export_run(
-        trainer.run,
-        family,
-        {f"low.{name}": trained},
-        7,
-        resolved,
-        ["diffusers", "comfyui"],
-        tmp_path,
-    )
-    begin = f"{trainer.run.name}-step-7"
-    assert folder.path == tmp_path / f"{begin}_low_noise"
-    assert file.path == tmp_path / f"{begin}-comfyui_low_noise.safetensors"
-    (weights,) = (folder.path / "transformer_2").glob("*.safetensors")
-    for path in (weights, file.path):
-        tensors = load_file(path)
-        assert any(torch.equal(x, trained.bfloat16()) for x in tensors.values())
-        assert torch.bfloat16 in {x.dtype for x in tensors.values()}
+    assert file.path == tmp_path / f"{run.name}-step-7-comfyui_low_noise.safetensors"
     facts = header_of(file.path)
-    assert (facts["expert"], facts["step"]) == ("low", 7)
-    assert facts["use"] == file.use == COMFYUI_MODEL_USE
-    facts = json.loads((folder.path / "videotune.json").read_text())
-    assert (facts["expert"], facts["step"]) == ("low", 7)
-    assert facts["use"] == "pipe = WanPipeline.from_pretrained(THIS_FOLDER)"
+    assert (facts["expert"], facts["step"], facts["use"]) == (
+        "low",
+        7,
+        COMFYUI_MODEL_USE,
+    )
+    assert torch.equal(load_file(file.path)[PATCH], (low + 1).half())
+
+    plain = changed(trainer, **settings)
+    for resolved, dtype in ((half, torch.float16), (plain, torch.float32)):
+        (folder,) = export_run(run, family, state, 8, resolved, ["diffusers"], tmp_path)
+        assert folder.path == tmp_path / f"{run.name}-step-8_low_noise"
+        facts = json.loads((folder.path / "videotune.json").read_text())
+        assert facts["expert"] == "low"
+        assert facts["use"] == "pipe = WanPipeline.from_pretrained(THIS_FOLDER)"
+        (own,) = (folder.path / "transformer_2").glob("*.safetensors")
+        (encoder,) = (folder.path / "text_encoder").glob("*.safetensors")
+        assert torch.equal(load_file(own)[PATCH], (low + 1).to(dtype))
+        written = load_file(encoder)[name]
+        assert torch.equal(written, (value.detach() + 1).to(written.dtype))
+        (high,) = (folder.path / "transformer").glob("*.safetensors")
+        (of_base,) = (base / "transformer").glob("*.safetensors")
+        assert hash_path(high) == hash_path(of_base)
+    assert notes == []
+
+
+def test_an_adapter_is_written_with_its_strength_and_dtype(
+    trainer: Trainer, state: dict[str, Tensor], tmp_path: Path
+) -> None:
+    """Each expert's own tensors: B has the scale, and alpha is the rank."""
+    lora = trainer.job.config.lora.model_copy(update={"alpha": 6})
+    resolved = changed(trainer, lora=lora, output_dtype="FLOAT_16")
+    own = {
+        name: value * (2 if name.startswith("low.") else 1)
+        for name, value in state.items()
+    }
+    files = export_run(
+        trainer.run, trainer.family, own, 9, resolved, ["diffusers"], tmp_path
+    )
+    for file, factor in zip(files, (1, 2), strict=True):
+        tensors = load_file(file.path)
+        assert len(tensors) == len(state) / 2
+        for name, tensor in tensors.items():
+            scale = 3.0 if "lora_B" in name else 1.0
+            expected = torch.full_like(tensor, 0.01 * factor * scale)
+            assert tensor.dtype == torch.float16
+            torch.testing.assert_close(tensor, expected, rtol=1e-3, atol=0)
+
+
+def test_a_run_s_name_is_made_fit_for_files(
+    trainer: Trainer, state: dict[str, Tensor], tmp_path: Path
+) -> None:
+    """Without a folder they are in the run's own."""
+    run = tmp_path / "a run, nr. 3_b-c"
+    run.mkdir()
+    for name in ("run.json", "plan.json", "config.json"):
+        if (trainer.run / name).exists():
+            shutil.copy(trainer.run / name, run)
+    exported = export_run(
+        run, trainer.family, state, 2, trainer.job.resolved, ["diffusers"]
+    )
+    folder = run / "export"
+    assert [file.path for file in exported] == [
+        folder / f"a_run__nr__3_b-c-step-2_{expert}_noise.safetensors"
+        for expert in ("high", "low")
+    ]
+    entries = json.loads((run / "exports.json").read_text())
+    assert [entry["path"] for entry in entries] == [
+        str(file.path.relative_to(run)) for file in exported
+    ]
+
+
+def test_modules_with_scales_of_their_own_are_written_with_one(
+    trainer: Trainer, state: dict[str, Tensor], tmp_path: Path
+) -> None:
+    config = trainer.job.config
+    rules = parse({"lora": {"modules": [{"pattern": ".*attn1.*", "alpha": 8}]}}).lora
+    lora = config.lora.model_copy(update={"modules": rules.modules})
+    plain, scaled = (
+        export_run(
+            trainer.run,
+            trainer.family,
+            state,
+            9,
+            resolved,
+            ["diffusers"],
+            tmp_path / at,
+        )
+        for at, resolved in (
+            ("plain", changed(trainer)),
+            ("scaled", changed(trainer, lora=lora)),
+        )
+    )
+    for one, other in zip(plain, scaled, strict=True):
+        first, second = load_file(one.path), load_file(other.path)
+        assert first.keys() == second.keys()
+        for name, value in first.items():
+            is_scaled = ".attn1." in name and "lora_B" in name
+            factor = 8 / lora.rank if is_scaled else 1
+            torch.testing.assert_close(second[name], value * factor)
 
 
 def test_a_file_of_weights_alone_is_not_written_where_connectors_are_merged(
@@ -317,9 +409,26 @@ def test_what_diffusers_does_not_read_comes_with_code_for_peft(
     for part in (
         LOAD,
         "adapter_config",
+        "pipe.transformer_2.add_adapter(",
         "peft.set_peft_model_state_dict(pipe.transformer_2, ",
     ):
         assert part in facts["use"]
+    lora = parse({"lora": {"rank": 4}})
+    assert _use(family, lora, "low", "peft", "base")["use"] == LOAD + SECOND
+
+
+@pytest.mark.parametrize("reads_them", [True, False])
+def test_a_comfyui_file_is_for_diffusers_where_it_reads_such_names(
+    reads_them: bool, tiny_family: Open
+) -> None:
+    family = tiny_family("wan")
+    family.loads_comfyui_names = reads_them
+    facts = _use(family, parse({}), "transformer", "comfyui", "base")
+    assert facts["alpha"] == "baked into lora_B"
+    if reads_them:
+        assert facts["use"] == LOAD + LORA
+    else:
+        assert "ComfyUI" in facts["use"]
 
 
 def test_other_files_name_their_loader(tiny_family: Open) -> None:

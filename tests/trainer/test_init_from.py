@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,9 +19,12 @@ from videotune.config.schema import Config
 from videotune.config.sections import Lora
 from videotune.errors import VideotuneError
 from videotune.job.overrides import resolve_config
+from videotune.memory.sharding import Shard, Shards
 from videotune.runs.checkpoint import pick
+from videotune.trainer.ema import EmaWeights
 from videotune.trainer.export import export_run
 from videotune.trainer.init_from import (
+    _load_expert,
     check_kind,
     check_source,
     init_from,
@@ -31,7 +34,10 @@ from videotune.trainer.init_from import (
     read_adapter,
     refuse_shapes,
 )
+from videotune.trainer.low_precision import MasterWeights
+from videotune.trainer.optimizers import OptimizerList
 from videotune.trainer.saving import save
+from videotune.trainer.step_context import TrainableState
 from videotune.trainer.text_encoders import text_size
 from videotune.trainer.trainer import Trainer
 
@@ -117,23 +123,38 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
     settings = settings_of(rank=2, alpha=2)
     parameters = trained_of({"a": lora_of(2)})
     untrained = ({"b": lora_of(2), "c": lora_of(2)}, {"b": 1.0, "c": 1.0})
-    with pytest.raises(VideotuneError, match=r"source changes 2 modules .* such as b"):
+    with pytest.raises(
+        VideotuneError, match=r"^init_from: source changes 2 modules .* as b\."
+    ):
         put_adapter(SOURCE, untrained, parameters, settings)
     loha = {part: torch.ones(2, 2) for part in PARTS["LOHA"]}
     with pytest.raises(
-        VideotuneError, match=r"source is LOHA, and lora\.variant is LORA"
+        VideotuneError, match=r"^init_from: source is LOHA, and lora\.variant is LORA$"
     ):
         check_kind(SOURCE, {"a": loha}, settings)
     check_kind(SOURCE, {"a": lora_of(2)}, settings)
-    with pytest.raises(VideotuneError, match="source has rank 3 in a"):
+    with pytest.raises(VideotuneError, match=r"^init_from: source has rank 3 in a\."):
         check_kind(SOURCE, {"a": lora_of(3)}, settings)
+    for adapter, text in (
+        (({"a": loha}, {"a": 1.0}), "source is LOHA"),
+        (
+            ({"a": lora_of(2, inputs=6)}, {"a": 1.0}),
+            "source was made for another base: a",
+        ),
+    ):
+        with pytest.raises(VideotuneError, match=f"^init_from: {text}"):
+            put_adapter(SOURCE, adapter, parameters, settings)
+    # A module without factors A and B does not end the search for one with a high rank.
+    modules = {"a": {"lora_B": torch.ones(2, 3)}, "b": lora_of(3)}
+    with pytest.raises(VideotuneError, match="has rank 3 in b"):
+        check_kind(SOURCE, modules, settings)
 
 
 @pytest.mark.parametrize("sizes", [{"inputs": 6}, {"outputs": 5}])
 def test_a_module_of_another_size_is_of_another_base(sizes: dict[str, int]) -> None:
     refuse_shapes(SOURCE, "a", lora_of(1), lora_of(2))
     with pytest.raises(
-        VideotuneError, match="source was made for another base: a differs"
+        VideotuneError, match=r"^init_from: source .* another base: a differs"
     ):
         refuse_shapes(SOURCE, "a", lora_of(1, **sizes), lora_of(2))
     settings = settings_of(rank=2)
@@ -146,9 +167,7 @@ def test_other_kinds_need_the_same_shapes() -> None:
     tensors = {"hada_w1_a": torch.ones(4, 2), "hada_w1_b": torch.ones(2, 3)}
     refuse_shapes(SOURCE, "a", tensors, tensors)
     here = tensors | {"hada_w1_b": torch.ones(1, 3)}
-    text = (
-        r"source has hada_w1_a \(4, 2\), hada_w1_b \(2, 3\) in a, .* hada_w1_b \(1, 3\)"
-    )
+    text = r"^init_from: source has hada_w1_a \(4, 2\), hada_w1_b \(2, 3\) in a, .* hada_w1_b \(1, 3\)"
     with pytest.raises(VideotuneError, match=text):
         refuse_shapes(SOURCE, "a", tensors, here)
 
@@ -215,12 +234,78 @@ def test_a_run_begins_with_the_update_and_the_average_of_it(
     assert f"{checkpoint} ({modules} modules); new optimizer state" in line
 
 
+def test_what_the_network_and_the_average_hold_begins_with_the_weights(
+    first: Trainer, lab: Lab
+) -> None:
+    """Where the optimizer updates float32 masters, and the network has them rounded."""
+    halves = {
+        name: nn.Parameter(torch.zeros_like(value, dtype=torch.float16))
+        for name, value in first.parameters.items()
+    }
+    masters = MasterWeights(halves)
+    ema = EmaWeights(masters.parameters, 0.5)
+    state = TrainableState(
+        masters.parameters, OptimizerList([]), {}, masters=masters, ema=ema
+    )
+    pool: Any = SimpleNamespace(trainables={"transformer": state})
+    checkpoint = pick(first.run, 1).folder
+    init_from(checkpoint, first.family, pool, first.job.config)
+    for name, value in first.parameters.items():
+        assert torch.equal(masters.parameters[name], value)
+        assert torch.equal(halves[name], value.half())
+        assert torch.equal(ema.values[name], value)
+
+
+def test_each_module_of_a_checkpoint_has_its_own_scale(lab: Lab) -> None:
+    rules = [{"pattern": ".*attn1.*", "alpha": 8}]
+    trainer = trainer_of(lab, KNOBS | {"lora.alpha": 4, "lora.modules": rules})
+    save(trainer, 1, thread=False)
+    trainer.journal.close()
+    _, scales = read_adapter(pick(trainer.run, 1).folder, trainer.family, "")
+    assert set(scales.values()) == {2.0, 4.0}
+    for path, scale in scales.items():
+        assert scale == (4.0 if ".attn1." in path else 2.0), path
+
+
+def test_each_expert_begins_with_its_own_weights(
+    tmp_path: Path,
+    small_clips: Path,
+    tiny_bases: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of one checkpoint of both."""
+    base = tiny_bases("wan", "t2v-a14b")
+    lab = Lab(base, small_clips, tmp_path / "cache", tmp_path)
+    knobs = KNOBS | {"steps": 6}
+    earlier = trainer_of(lab, knobs)
+    for number, state in enumerate(earlier.pool.trainables.values()):
+        for parameter in state.parameters.values():
+            parameter.data.fill_(1 + number)
+    save(earlier, 1, thread=False)
+    earlier.journal.close()
+
+    later = trainer_of(lab, knobs)
+    later.journal.close()
+    folder = pick(earlier.run, 1).folder
+    init_from(folder, later.family, later.pool, later.job.config)
+    counts = []
+    for number, state in enumerate(later.pool.trainables.values()):
+        counts.append(f"{len(state.parameters) // 2} modules")
+        for name, parameter in state.parameters.items():
+            assert torch.equal(parameter, torch.full_like(parameter, 1 + number)), name
+    line = "".join(capsys.readouterr()).splitlines()[-1]
+    taken = "; ".join(counts)
+    assert line.endswith(f"{folder} ({taken}); new optimizer state, step 0")
+
+
 def test_one_file_is_not_for_two_experts(tmp_path: Path) -> None:
     file = tmp_path / "a.safetensors"
     file.touch()
     pool: Any = SimpleNamespace(trainables={"high": None, "low": None})
     family: Any = None
-    with pytest.raises(VideotuneError, match="is one file, and two experts train"):
+    with pytest.raises(
+        VideotuneError, match=f"^init_from: {file} is one file, and two"
+    ):
         init_from(file, family, pool, parse({}))
 
 
@@ -244,10 +329,34 @@ def test_every_weight_needs_a_checkpoint_s_folder(
         assert torch.equal(again.averages[name], value)
     file = tmp_path / "a.safetensors"
     file.touch()
-    with pytest.raises(VideotuneError, match="is a file, and FINE_TUNE"):
+    with pytest.raises(VideotuneError, match=f"^init_from: {file} is a file, and FINE"):
         init_from(file, again.family, again.pool, again.job.config)
-    with pytest.raises(VideotuneError, match="holds no LoRA"):
+    with pytest.raises(VideotuneError, match=f"^init_from: {folder} holds no LoRA"):
         read_adapter(folder, again.family, "")
+
+    # Of sharded weights a process takes its own rows, and of some it has none.
+    name, without_rows, *_ = (key for key, value in saved.items() if len(value) > 3)
+    value = saved[name]
+    local = {
+        key: nn.Parameter(torch.zeros_like(value))
+        for key, value in saved.items()
+        if key != without_rows
+    }
+    local[name] = nn.Parameter(torch.zeros_like(value[1:3]))
+    shards = Shards()
+    shards.layout = {
+        name: Shard(tuple(value.shape), first=1, count=2),
+        without_rows: Shard(tuple(saved[without_rows].shape), first=0, count=0),
+    }
+    state = TrainableState(local, OptimizerList([]), {}, shards=shards)
+    taken = _load_expert(folder, again.family, "transformer", state, again.job.config)
+    assert taken == f"all {len(saved)} tensors"
+    assert torch.equal(local[name], value[1:3])
+    for key in local.keys() - {name}:
+        assert torch.equal(local[key], saved[key])
+    del local[name]
+    with pytest.raises(VideotuneError, match=f"^init_from: {folder} does not fit"):
+        _load_expert(folder, again.family, "transformer", state, again.job.config)
 
 
 def test_a_source_is_checked_before_any_work(
@@ -267,7 +376,23 @@ def test_a_source_is_checked_before_any_work(
     check(config.model_copy(update={"training_method": "FINE_TUNE"}))
     with pytest.raises(VideotuneError):
         check(config.model_copy(update={"training_method": "EMBEDDING"}))
-    check_source(pick(first.run, 1).folder, first.family, config)
+    checkpoint = pick(first.run, 1).folder
+    check_source(checkpoint, first.family, config)
+    check_source(
+        checkpoint,
+        first.family,
+        config.model_copy(update={"training_method": "EMBEDDING"}),
+    )
+    run, family, resolved = first.run, first.family, first.job.resolved
+    (good,) = export_run(
+        run, family, first.result, 1, resolved, ["diffusers"], tmp_path
+    )
+    check_source(good.path, family, config)
+    other = resolve_config(overrides_of(lab, KNOBS | {"lora.variant": "LOHA"}))[
+        0
+    ].config
+    with pytest.raises(VideotuneError, match=f"^init_from: {good.path} is LORA, and"):
+        check_source(good.path, family, other)
     os.mkfifo(tmp_path / "pipe")  # reading it would wait for ever
     with pytest.raises(VideotuneError, match=r"^init_from: "):
         check_source(tmp_path / "pipe", first.family, config)
@@ -311,14 +436,17 @@ def test_rows_begin_as_those_of_a_file_or_a_checkpoint(
 
         longer = embedding_of(lab, "<second>", 3)
         with pytest.raises(
-            VideotuneError, match=r"2 rows .* Set embedding\.vectors to 2"
+            VideotuneError,
+            match=rf"^init_from: {source} has 2 rows of (\d+) numbers, and 3 of \1 .* to 2$",
         ):
             init_from(source, longer.family, longer.pool, longer.job.config)
         again.journal.close()
         longer.journal.close()
         (name,) = longer.parameters
         renamed = {"embedding.other": longer.parameters[name]}
-        with pytest.raises(VideotuneError, match="does not have the rows"):
+        with pytest.raises(
+            VideotuneError, match=rf"^init_from: {source} does not have .*: embedding"
+        ):
             put_rows(source, longer.family, renamed)
 
 

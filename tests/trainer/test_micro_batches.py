@@ -1,6 +1,7 @@
 """Which samples of a step each process runs through the network, and in which pass."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -54,6 +55,11 @@ def test_each_sample_has_its_own_noise_and_level(rank: int, size: int) -> None:
         seen += numbers
     assert seen == list(range(begin, end))
     assert len(parts) == -(-(end - begin) // size)
+
+
+def test_the_parts_of_a_spare_sample_are_padding() -> None:
+    step = replace(step_of(0, 1, 2), is_padding=True)
+    assert [part.is_padding for part in micro_batches(step, 1)] == [True, True]
 
 
 def test_a_process_without_a_sample_has_no_pass() -> None:

@@ -3,12 +3,16 @@ refused with the reason.
 """
 
 import json
+import random
 import sys
+import warnings
 from collections import deque
 from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -23,13 +27,23 @@ from videotune.config.optimizers import Optimizer, load_class
 from videotune.config.resolve import resolve
 from videotune.errors import VideotuneError
 from videotune.trainer import optimizer_contract
-from videotune.trainer.optimizer_bytes import _tensor_bytes, state_bytes
+from videotune.trainer.optimizer_bytes import (
+    _bytes_of,
+    _features,
+    _tensor_bytes,
+    _vector_features,
+    state_bytes,
+)
 from videotune.trainer.optimizer_contract import (
     ALL_STEPS,
+    PARTS,
+    Fails,
     Trial,
     _equal,
     _moved,
     _set_gradients,
+    _undisturbed,
+    _why_not,
     failures,
     refuse_failing_optimizer,
 )
@@ -282,6 +296,269 @@ def test_moves_are_measured_by_the_rate_of_each_group_and_step() -> None:
         torch.testing.assert_close(move, expected[name], rtol=1e-4, atol=1e-4)
 
 
+class SharedRate(Broken):
+    """It steps by the rate of the step before, of whichever group."""
+
+    rate: ClassVar[float] = 0.0
+
+    def update(self, group: dict[str, Any], parameter: nn.Parameter) -> None:
+        parameter -= (group["lr"] + self.rate) * parameter.grad
+        type(self).rate = group["lr"]
+
+
+class OnlyInTraining(Broken):
+    """It has a training mode alone, and no average."""
+
+    def update(self, group: dict[str, Any], parameter: nn.Parameter) -> None:
+        parameter -= group["lr"] * parameter.grad
+
+    def train(self) -> None:
+        pass
+
+
+class FromPython(Broken):
+    def update(self, group: dict[str, Any], parameter: nn.Parameter) -> None:
+        parameter -= group["lr"] * random.random()
+
+
+class FromNumpy(Broken):
+    def update(self, group: dict[str, Any], parameter: nn.Parameter) -> None:
+        parameter -= group["lr"] * np.random.rand()
+
+
+class Overflowing(Broken):
+    """Its weights are the largest float32, which is none of bfloat16."""
+
+    def update(self, group: dict[str, Any], parameter: nn.Parameter) -> None:
+        parameter.fill_(torch.finfo(torch.float32).max)
+
+
+def trial_of(optimizer_class: type[Broken], rate: float = 0.5) -> Trial:
+    settings = settings_of(f"{__name__}:{optimizer_class.__name__}")
+    return Trial(settings, {"a.x": (2, 3), "a.y": (5,), "b.zeros": (4,)}, rate)
+
+
+PARTS_BY_CLASS: list[tuple[type[Broken], str, str | None]] = [
+    (SharedRate, "rates", "the rate of a group changes the steps of another"),
+    (FixedRate, "rates", "it does not follow the rate of a group"),
+    (FirstRate, "rates", "it does not follow a rate that falls over the steps"),
+    (OnlyInTraining, "average", None),
+    (Averaging, "average", "its result is an average of the weights; see "),
+    (FromPython, "resume", "it draws random numbers"),
+    (FromNumpy, "resume", "it draws random numbers"),
+    (Overflowing, "apart", "rounded updates damage x"),
+    (Together, "apart", "it forms numbers over all parameters together"),
+    (HalfState, "apart", "it keeps a state in bfloat16"),
+    (OnDefaultDevice, "device", "its state is not on the device"),
+    (Replacing, "masters", "it replaces the weights"),
+    (Still, "moves", "it leaves a parameter where it was"),
+    (Exploding, "moves", "its weights are not finite"),
+]
+
+
+@pytest.mark.parametrize(("optimizer_class", "part", "reason"), PARTS_BY_CLASS)
+def test_each_part_says_what_is_broken(
+    installed: None, optimizer_class: type[Broken], part: str, reason: str | None
+) -> None:
+    trial = trial_of(optimizer_class)
+    if reason is None:
+        PARTS[part](trial)
+        return
+    with pytest.raises(Fails, match=f"^{reason}"):
+        PARTS[part](trial)
+
+
+def test_a_trial_has_the_same_parameters_each_time() -> None:
+    trial = Trial(settings_of("ADAMW"), {"a.x": (2, 3), "b.zeros": (4,)}, 0.5)
+    first, second = trial.parameters(), trial.parameters()
+    assert list(first) == ["a.x", "b.zeros"]
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+    assert first["a.x"].shape == (2, 3)
+    assert first["a.x"].count_nonzero() == 6
+    assert torch.equal(first["b.zeros"], torch.zeros(4))
+    assert {value.dtype for value in first.values()} == {torch.float32}
+    half = trial.parameters(dtype=torch.bfloat16)
+    assert torch.equal(half["a.x"], first["a.x"].bfloat16())
+
+
+@pytest.mark.parametrize("name", ["ADAMW", "torch.optim:SGD"])
+def test_a_trial_has_two_groups_with_its_rate(name: str) -> None:
+    shapes = {"a.x": (2, 3), "b.y": (4,), "a.z": (1,)}
+    trial = Trial(settings_of(name), shapes, 0.25)
+    parameters = trial.parameters()
+    for one_per_parameter in (False, True):
+        optimizer = trial.optimizer(parameters, one_per_parameter=one_per_parameter)
+        groups = [
+            (group["name"], [id(p) for p in group["params"]], group["lr"])
+            for group in optimizer.param_groups
+        ]
+        x, y, z = (id(value) for value in parameters.values())
+        if one_per_parameter:
+            assert groups == [("a", [x], 0.25), ("a", [z], 0.25), ("b", [y], 0.25)]
+        else:
+            assert groups == [("a", [x, z], 0.25), ("b", [y], 0.25)]
+
+
+class Learner(Broken):
+    """It notes the rate with which it is built."""
+
+    rates: ClassVar[list[float]] = []
+
+    def __init__(self, params: Any, **more: Any) -> None:
+        params = list(params)
+        self.rates += [group["lr"] for group in params]
+        super().__init__(params, **more)
+
+
+def test_a_class_is_built_with_the_rate_of_the_trial(installed: None) -> None:
+    Learner.rates.clear()
+    trial = trial_of(Learner, 0.25)
+    trial.optimizer(trial.parameters())
+    assert Learner.rates == [0.25, 0.25]
+
+
+def test_gradients_differ_between_steps_and_parameters() -> None:
+    trial = Trial(settings_of("ADAMW"), {"a.x": (2, 3), "b.y": (2, 3)}, 0.5)
+    seen = []
+    for step in (0, 1, 0):
+        parameters = trial.parameters(dtype=torch.bfloat16)
+        _set_gradients(parameters, step)
+        seen += [parameter.grad for parameter in parameters.values()]
+    kept = [gradient for gradient in seen if gradient is not None]
+    assert len(kept) == 6
+    assert {gradient.dtype for gradient in kept} == {torch.bfloat16}
+    for gradient, other in combinations(kept[:4], 2):
+        assert not torch.equal(gradient, other)
+    assert torch.equal(kept[0], kept[4])
+    assert torch.equal(kept[1], kept[5])
+
+
+ZEROS = {"w": torch.zeros(2, 3)}
+NAN = {"w": torch.tensor([torch.nan])}
+
+
+@pytest.mark.parametrize(
+    ("other", "equal"),
+    [
+        ({"w": torch.zeros(2, 3)}, True),
+        ({"w": torch.zeros(3, 2)}, False),
+        ({"w": torch.zeros(2, 3, dtype=torch.int32)}, False),
+        ({"w": torch.zeros(2, 3, dtype=torch.int32).T}, False),
+        ({"w": -torch.zeros(2, 3)}, False),
+        ({"v": torch.zeros(2, 3)}, False),
+        ({}, False),
+        ({"w": torch.zeros(2, 3), "v": torch.zeros(1)}, False),
+    ],
+)
+def test_tensors_are_equal_to_the_bit(other: dict[str, Tensor], equal: bool) -> None:
+    assert _equal(ZEROS, other) is equal
+    assert _equal(other, ZEROS) is equal
+    more = {"a": torch.ones(1)}
+    assert _equal(more | ZEROS, more | other) is equal
+
+
+def test_what_is_no_number_is_equal_to_itself() -> None:
+    assert _equal(NAN, {"w": torch.tensor([torch.nan])})
+    strided = torch.arange(6.0).view(2, 3)
+    assert _equal({"w": strided.T}, {"w": strided.T.contiguous()})
+    assert not _equal({"w": strided.T}, {"w": strided.T + 1})
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (TypeError("step() missing: 'closure'"), "its step needs a closure that runs"),
+        (
+            RuntimeError("element 0 does not require grad"),
+            "it needs second derivatives",
+        ),
+        (TypeError("no base_optimizer"), "it wraps another optimizer"),
+        (ValueError("you need to pass `params` when you pass x"), "it wraps another"),
+        (TypeError("unexpected keyword argument 'lr'"), "it wraps another optimizer"),
+        (TypeError("missing named_parameters"), "it needs the model itself"),
+        (AttributeError("no attribute 'parameters'"), "it needs the model itself"),
+        (ValueError("Default process group has"), "it needs several processes"),
+        (RuntimeError("Process group"), "it needs several processes"),
+        (Exception("not in train mode"), "its result is an average of the weights"),
+        (RuntimeError("dense gradients, please"), "it is for sparse gradients"),
+        (KeyError("x\n   y. . "), "KeyError: 'x\\n y. . '"),
+        (ValueError("x\n  y. . "), "ValueError: x y"),
+        (ValueError("x" * 200), "ValueError: " + "x" * 150),
+        (ValueError(""), "ValueError:"),
+    ],
+)
+def test_errors_of_libraries_are_said_in_short(error: Exception, reason: str) -> None:
+    def check(_: Trial) -> None:
+        raise error
+
+    said = _why_not(check, trial_of(Still))
+    assert said is not None
+    is_plain = not said.startswith(type(error).__name__)
+    assert said.startswith(reason) if is_plain else said == reason
+
+    def wrapped(_: Trial) -> None:
+        raise VideotuneError("cannot be built") from error
+
+    assert _why_not(wrapped, trial_of(Still)) == said
+
+
+def test_errors_of_videotune_and_of_the_contract_are_said_as_they_are() -> None:
+    def refuse(_: Trial) -> None:
+        raise VideotuneError("no such device")
+
+    def fail(_: Trial) -> None:
+        raise Fails("it has a closure")
+
+    assert _why_not(refuse, trial_of(Still)) == "VideotuneError: no such device"
+    assert _why_not(fail, trial_of(Still)) == "it has a closure"
+    assert _why_not(lambda _: None, trial_of(Still)) is None
+
+
+class OnlySmallRates(Broken):
+    """Its weights overflow where the rate is large."""
+
+    def update(self, group: dict[str, Any], parameter: nn.Parameter) -> None:
+        if group["lr"] > 0.9:
+            parameter.fill_(torch.nan)
+        parameter -= group["lr"] * parameter.grad
+
+
+def test_a_class_is_tried_with_the_rate_of_the_run(installed: None) -> None:
+    settings = settings_of(f"{__name__}:OnlySmallRates")
+    assert failures(settings) == {}
+    assert failures(settings, 1.0) == {
+        "moves": "its weights are not finite after a few steps"
+    }
+
+
+class MatricesThatStay(Broken):
+    """It takes matrices only, and leaves them."""
+
+    def update(self, group: dict[str, Any], parameter: nn.Parameter) -> None:
+        assert parameter.ndim == 2, "only matrices"
+
+
+def test_what_takes_matrices_only_is_tried_with_them(installed: None) -> None:
+    fails = failures(settings_of(f"{__name__}:MatricesThatStay"))
+    assert list(fails) == ["vectors", "moves"]
+    assert "only matrices" in fails["vectors"]
+
+
+def test_what_only_some_runs_need_is_refused_there(installed: None) -> None:
+    """Numbers over all parameters matter within backward, vectors where all trains."""
+    for name, settings in (
+        ("Together", {"step_in_backward": True}),
+        ("OnlyMatrices", None),
+    ):
+        optimizer: dict[str, Any] = {"name": f"{__name__}:{name}"}
+        refuse_failing_optimizer(resolve({"optimizer": optimizer}, {}, None).config)
+        config: dict[str, Any] = {"optimizer": optimizer | (settings or {})}
+        if settings is None:
+            config["training_method"] = "FINE_TUNE"
+        with pytest.raises(VideotuneError, match=f":{name} with args {{}} cannot"):
+            refuse_failing_optimizer(resolve(config, {}, None).config)
+
+
 def test_arguments_of_a_user_are_tried(installed: None) -> None:
     config = resolve(
         {"optimizer": {"name": f"{__name__}:Still", "args": {"momentum": 0.5}}},
@@ -298,9 +575,17 @@ def test_arguments_of_a_user_are_tried(installed: None) -> None:
 
 
 def test_a_trial_leaves_the_draws_of_the_run_alone() -> None:
-    before = torch.get_rng_state()
-    failures(settings_of("pytorch_optimizer:Gravity"))
-    assert torch.equal(before, torch.get_rng_state())
+    before = (torch.get_rng_state(), random.getstate(), str(np.random.get_state()))
+    with _undisturbed(), warnings.catch_warnings(record=True) as seen:
+        failures(settings_of("pytorch_optimizer:Gravity"))
+        torch.rand(1)
+        random.random()
+        np.random.rand()
+        warnings.warn("of a library", stacklevel=1)
+    assert seen == []
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == random.getstate()
+    assert before[2] == str(np.random.get_state())
 
 
 @pytest.mark.parametrize(
@@ -545,48 +830,57 @@ def test_the_bytes_of_a_plan_are_those_of_real_shapes(
         assert planned == pytest.approx(held_bytes(settings, shape), rel=0.02, abs=200)
 
 
-def test_the_bytes_of_the_table_are_those_of_its_numbers() -> None:
-    """ADAMW keeps two float32 means, LION one; a class adds up over the shapes, too."""
-    shapes = [(3, 5), (7,)]
-    assert state_bytes(settings_of("ADAMW"), iter(shapes)) == 2 * 4 * (15 + 7)
-    assert state_bytes(settings_of("LION"), shapes) == 4 * (15 + 7)
-    adam = settings_of("torch.optim:Adam")
-    assert state_bytes(adam, iter(shapes)) == 2 * 4 * (15 + 7) + 2 * 4  # its two steps
+def test_the_bytes_of_an_optimizer_of_the_table_are_those_of_its_numbers() -> None:
+    shapes = ((n, 3) for n in (4, 6))
+    assert state_bytes(Optimizer(name="ADAMW"), shapes) == 8 * 30
+    assert state_bytes(Optimizer(name="ADAMW"), [(5,), ()]) == 8 * 6
+    assert state_bytes(Optimizer(name="ADAMW"), []) == 0
 
 
-def test_only_tensors_of_a_state_have_bytes() -> None:
-    state = {
-        "step": 3,
-        "mean": torch.zeros(2, 3),
-        "nested": [torch.zeros(5, dtype=torch.uint8), (torch.zeros(1), None), "text"],
-        "more": {"a": torch.zeros(2, dtype=torch.float64)},
-    }
-    assert _tensor_bytes(state) == 24 + 5 + 4 + 16
-    assert _tensor_bytes(3) == 0
+def test_the_bytes_of_a_class_add_up() -> None:
+    """torch counts the steps of each parameter in a float32."""
+    settings = settings_of("torch.optim:Adam")
+    shapes = [(64, 32), (8, 4, 2), (100,)]
+    expected = sum(2 * 4 * n + 4 for n in (2048, 64, 100))
+    assert state_bytes(settings, shapes) == expected
+    assert state_bytes(settings, []) == 0
+    assert state_bytes(settings_of("torch.optim:SGD"), shapes) == 0
 
 
-def test_tensors_are_equal_by_dtype_shape_and_bits() -> None:
-    nan = torch.tensor([1.0, float("nan")])
-    assert _equal({"a": nan}, {"a": nan.clone()})
-    assert not _equal({"a": nan}, {"b": nan})
-    assert not _equal({"a": nan}, {"a": nan, "b": nan})
-    zeros = torch.zeros(2, 3)
-    assert not _equal({"a": zeros}, {"a": zeros.view(3, 2)})
-    assert not _equal({"a": zeros}, {"a": zeros.int()})
-    assert not _equal({"a": zeros}, {"a": -zeros})
+def test_bytes_may_grow_with_numbers_sides_and_their_squares() -> None:
+    assert _features(3, 5).tolist() == [15, 3, 5, 9, 25, 9, 1]
+    assert _features(5, 3).tolist() == [15, 5, 3, 25, 9, 9, 1]
+    assert _vector_features(4).tolist() == [4, 16, 1]
 
 
-@pytest.mark.parametrize("name", ["torch.optim:SGD", "ADAMW"])
-def test_a_trial_has_two_groups_at_its_rate(name: str) -> None:
-    trial = Trial(settings_of(name), {"a.x": (2, 3), "b.y": (4,)}, 0.5)
-    parameters = trial.parameters()
-    optimizer = trial.optimizer(parameters)
-    groups = {group["name"]: group for group in optimizer.param_groups}
-    for name, key in (("a", "a.x"), ("b", "b.y")):
-        assert groups[name]["lr"] == 0.5
-        (parameter,) = groups[name]["params"]
-        assert parameter is parameters[key]
-    assert groups.keys() == {"a", "b"}
+def test_all_tensors_within_a_state_count() -> None:
+    four, eight = torch.zeros(1), torch.zeros(1, dtype=torch.float64)
+    assert _tensor_bytes(four) == 4
+    state = {"a": four, "b": [eight, (four, {"c": eight})], "d": 3, "e": None}
+    assert _tensor_bytes(state) == 4 + 8 + 4 + 8
+    assert _tensor_bytes("text") == 0
+
+
+class Late(Broken):
+    """Its state begins with its second step."""
+
+    def update(self, group: dict[str, Any], parameter: nn.Parameter) -> None:
+        state = self.state[parameter]
+        state["count"] = state.get("count", 0) + 1
+        if state["count"] == 2:
+            state["mean"] = parameter.grad
+
+
+def test_bytes_are_measured_after_two_steps(installed: None) -> None:
+    """A vector that a class does not take has none; other errors are its own."""
+    before = torch.get_rng_state()
+    assert _bytes_of(settings_of(f"{__name__}:Late"), (3, 2)) == 24
+    only_matrices = settings_of(f"{__name__}:OnlyMatrices")
+    assert _bytes_of(only_matrices, (3, 2)) == 0
+    assert _bytes_of(only_matrices, (3,)) == 0
+    with pytest.raises(AssertionError, match="only matrices"):
+        _bytes_of(only_matrices, (3, 2, 2))
+    assert torch.equal(before, torch.get_rng_state())
 
 
 def test_classes_that_are_needed_for_all_are_named() -> None:

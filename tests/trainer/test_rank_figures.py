@@ -1,6 +1,7 @@
 """What each process of a run has measured, and which one is named as slower."""
 
 import json
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from videotune.runs.rank_figures import (
     to_text,
 )
 from videotune.runs.run_life import life
-from videotune.trainer.rank_meter import RankMeter
+from videotune.trainer.rank_meter import LOOKS, WINDOW, RankMeter, _name_of
 
 USUAL = RankFigures(
     rank=0,
@@ -94,6 +95,102 @@ def test_a_process_measures_its_samples_times_and_memory() -> None:
     (figures,) = meter.all_ranks()
     assert (figures.own_seconds, figures.waiting_seconds) == (None, None)
     assert figures.peak_bytes == 1 << 60
+
+
+def alone(rank: int = 0, watch: Any = None) -> Any:
+    """A process that has all samples of each step."""
+    return SimpleNamespace(rank=rank, data_rank=0, data_size=1, watch=watch)
+
+
+def test_the_figures_of_a_process_are_medians_of_its_latest_steps() -> None:
+    """To the microsecond; the first step is none of them."""
+    meter = RankMeter(alone(), torch.device("cpu"), in_lockstep=False)
+    assert meter.all_ranks() == []
+    assert meter.newly_slow() == []
+    for step in range(1, WINDOW + 3):
+        seconds = {"forward": 1.23456789, "waiting": 0.98765432, "data": 0.1111119}
+        if step <= 2:
+            seconds = {"forward": 1e9}
+        meter.add(step, seconds, samples=2, peak=0)
+        if step == 2:
+            figures = meter.figures()
+            assert figures is not None
+            assert (figures.waiting_seconds, figures.data_seconds) == (0.0, 0.0)
+            assert figures.measured == 1
+    figures = meter.figures()
+    assert figures is not None
+    assert figures.host == socket.gethostname()
+    assert (figures.device, figures.rank) == ("cpu", 0)
+    assert (figures.step, figures.measured, figures.samples) == (52, 50, 2)
+    assert figures.own_seconds == 1.34568
+    assert figures.waiting_seconds == 0.987654
+    assert figures.data_seconds == 0.111112
+    assert figures.samples_per_second == round(
+        2 / (1.23456789 + 0.98765432 + 0.1111119), 6
+    )
+    assert meter.newly_slow() == []
+
+    meter = RankMeter(alone(), torch.device("cpu"), in_lockstep=False)
+    for step in (1, 2):
+        meter.add(step, {}, samples=2, peak=0)
+    figures = meter.figures()
+    assert figures is not None
+    assert (figures.own_seconds, figures.samples_per_second) == (0, None)
+
+
+def test_what_a_device_has_held_at_most_is_kept() -> None:
+    """Of the host it is the most that was seen after a step."""
+    meter = RankMeter(alone(), torch.device("cpu"), in_lockstep=False)
+    for step, peak in ((1, 1 << 61), (2, 5), (3, 1 << 60)):
+        meter.add(step, {"forward": 1.0}, samples=1, peak=peak)
+    figures = meter.figures()
+    assert figures is not None
+    assert figures.peak_bytes == 1 << 61
+
+
+@pytest.mark.parametrize(
+    ("device", "cards", "name"),
+    [
+        ("cpu", "3,5", "cpu"),
+        ("cuda", "3,5", "cuda"),
+        ("cuda:0", "3,5", "GPU 3"),
+        ("cuda:1", "3,5", "GPU 5"),
+        ("cuda:2", "3,5", "cuda:2"),
+        ("cuda:1", "3,,5", "GPU 1"),
+        ("cuda:0", "", "GPU 0"),
+        ("cuda:0", None, "GPU 0"),
+        ("cuda:1", None, "cuda:1"),
+        ("xpu:0", "3,5", "xpu:0"),
+    ],
+)
+def test_a_card_is_named_as_it_was_given_to_the_process(
+    device: str, cards: str | None, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if cards is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", cards)
+    assert _name_of(torch.device(device)) == name
+
+
+def test_figures_that_are_damaged_or_of_the_same_steps_are_no_new_ones() -> None:
+    """A process is slow three looks in a row before it is named, the others then too."""
+    watch = SimpleNamespace(details_of_others=("",), details=None)
+    meter = RankMeter(alone(watch=watch), torch.device("cpu"), in_lockstep=False)
+    assert meter.all_ranks() == []
+    sentences = []
+    for step in range(1, LOOKS + 3):
+        ranks = ranks_of(1.0, 1.0, 1.0, 3.0, 3.0 if step > 1 else 1.0, step=step)
+        told = [to_text(figures) for figures in reversed(ranks)]
+        watch.details_of_others = (*told, "damaged")
+        assert [figures.rank for figures in meter.all_ranks()] == [0, 1, 2, 3, 4]
+        sentences.append(meter.newly_slow())
+        # The same lines again, and new lines of the same steps.
+        assert meter.newly_slow() == []
+        watch.details_of_others = tuple(told)
+        assert meter.newly_slow() == []
+    begins = [[text[:10] for text in texts] for texts in sentences]
+    assert begins == [[], [], ["process 3 "], ["process 4 "], []]
 
 
 def test_a_process_is_named_once_after_three_looks_at_new_figures() -> None:

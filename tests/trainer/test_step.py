@@ -42,7 +42,7 @@ from videotune.trainer.low_precision import (
     update_each_rounded,
     update_rounded,
 )
-from videotune.trainer.lr_schedule import LRSchedule, lr_at
+from videotune.trainer.lr_schedule import FACTORS, LRSchedule, lr_at
 from videotune.trainer.micro_batches import micro_batches
 from videotune.trainer.network_pass import PassInputs, PassOutput, tokens_per_sample
 from videotune.trainer.optimizer_state import optimizer_state
@@ -448,6 +448,23 @@ def test_a_fall_longer_than_the_run_begins_after_the_warm_up() -> None:
     schedule = LRSchedule(1.0, "WSD", 2, 10, decay_steps=100)
     rates = [lr_at(schedule, step) for step in (1, 2, 3, 7)]
     assert rates == pytest.approx([1 / 3, 2 / 3, 1, 0.5])
+
+
+@pytest.mark.parametrize("scheduler", FACTORS)
+def test_every_schedule_begins_at_the_peak_and_most_end_at_their_floor(
+    scheduler: str,
+) -> None:
+    """After a warm-up to exactly the peak, and a step after the last one, however short
+    the fall is; some are asked for later steps too.
+    """
+    for floor in (0.0, 0.1):
+        schedule = LRSchedule(0.1, scheduler, 2, 3, decay_steps=1, floor=floor)
+        assert lr_at(schedule, 3) == 0.1
+        if scheduler not in ("CONSTANT", "INVERSE_SQRT", "COSINE_RESTARTS"):
+            assert lr_at(schedule, 4) == pytest.approx(0.1 * floor)
+        if scheduler in ("POLYNOMIAL", "REX", "WSD"):
+            for step in (5, 6, 10):
+                assert lr_at(schedule, step) == pytest.approx(0.1 * floor)
 
 
 def test_losses_are_told_by_noise_level() -> None:

@@ -87,7 +87,6 @@ def stochastic_round(x: Tensor, seed: int, *name: str | int) -> Tensor:
         torch_seed(seed, "rounding", *name)
     )
     addend = torch.randint(
-        0,
         1 << TRUNCATED_BITS,
         x.shape,
         generator=generator,

@@ -46,9 +46,9 @@ def lr_at(schedule: LRSchedule, step: int) -> float:
 
 
 def _above_floor(schedule: LRSchedule, factor: float) -> float:
-    """Return the factor of a schedule that ends at its floor in place of 0."""
-    if schedule.scheduler == "CONSTANT":
-        return factor
+    """Return the factor of a schedule that ends at its floor in place of 0; that of a
+    constant one stays 1.
+    """
     if schedule.scheduler == "INVERSE_SQRT":
         return max(factor, schedule.floor)
     return schedule.floor + (1 - schedule.floor) * factor

@@ -203,4 +203,4 @@ def _norm(gradients: list[Tensor]) -> Tensor:
     if all(gradient.dtype != torch.bfloat16 for gradient in gradients):
         return nn.utils.get_total_norm(gradients)
     # A norm that is summed in bf16 is a few percent off.
-    return torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float32)).norm()
+    return torch.stack(torch._foreach_norm(gradients, dtype=torch.float32)).norm()
