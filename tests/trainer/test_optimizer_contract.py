@@ -333,6 +333,25 @@ class Overflowing(Broken):
         parameter.fill_(torch.finfo(torch.float32).max)
 
 
+class IgnoresTheFlag(Broken):
+    """Its kernel is said to skip steps by itself, and does not."""
+
+    _step_supports_amp_scaling = True
+
+    def __init__(self, params: Any, **more: Any) -> None:
+        super().__init__(params, **more)
+        self.defaults["fused"] = True
+
+    def update(self, group: dict[str, Any], parameter: nn.Parameter) -> None:
+        parameter += 1
+
+
+class CountsSkippedSteps(IgnoresTheFlag):
+    def update(self, group: dict[str, Any], parameter: nn.Parameter) -> None:
+        state = self.state[parameter]
+        state["count"] = state.get("count", 0) + 1
+
+
 def trial_of(optimizer_class: type[Broken], rate: float = 0.5) -> Trial:
     settings = settings_of(f"{__name__}:{optimizer_class.__name__}")
     return Trial(settings, {"a.x": (2, 3), "a.y": (5,), "b.zeros": (4,)}, rate)
@@ -344,6 +363,8 @@ PARTS_BY_CLASS: list[tuple[type[Broken], str, str | None]] = [
     (FirstRate, "rates", "it does not follow a rate that falls over the steps"),
     (OnlyInTraining, "average", None),
     (Averaging, "average", "its result is an average of the weights; see "),
+    (IgnoresTheFlag, "skip", "a step that is not finite changes weights or state"),
+    (CountsSkippedSteps, "skip", "a step that is not finite changes weights"),
     (FromPython, "resume", "it draws random numbers"),
     (FromNumpy, "resume", "it draws random numbers"),
     (Overflowing, "apart", "rounded updates damage x"),
@@ -880,6 +901,8 @@ def test_bytes_are_measured_after_two_steps(installed: None) -> None:
     assert _bytes_of(only_matrices, (3,)) == 0
     with pytest.raises(AssertionError, match="only matrices"):
         _bytes_of(only_matrices, (3, 2, 2))
+    with pytest.raises(TypeError, match="closure"):
+        _bytes_of(settings_of(f"{__name__}:Closure"), (3, 2))
     assert torch.equal(before, torch.get_rng_state())
 
 
