@@ -19,6 +19,7 @@ from videotune.diffusion.base_targets import BaseGuidance
 from videotune.distributed import DistributedContext
 from videotune.latent_cache.step_batch import StepBatch
 from videotune.memory.sharding import Shards
+from videotune.rng import torch_seed
 from videotune.trainer.captured_passes import CapturedPasses
 from videotune.trainer.gradient_norms import GradientNorms
 from videotune.trainer.low_precision import BackwardOptimizer
@@ -222,6 +223,22 @@ def test_dropout_is_drawn_by_seed_step_sample_and_share_of_the_tokens(
     others = [drawn[1], other_seed[0], other_step[0], other_tokens[0]]
     for mask in others:
         assert not torch.equal(mask, drawn[0])
+
+
+def test_a_resumed_run_draws_inside_the_network_as_before(tiny_family: Open) -> None:
+    """Under a name that no version changes."""
+    setup = Setup(tiny_family("wan"), dropout=0.5)
+    context = StepContext(setup.family, setup.objective, 2, 1.0, network_seed=5)
+    states: list[Tensor] = []
+    handle = setup.net.register_forward_pre_hook(
+        lambda *_: states.append(torch.get_rng_state())
+    )
+    passes_of(setup, setup.prepared(3, count=2), context)
+    handle.remove()
+    for sample, state in enumerate(states):
+        torch.manual_seed(torch_seed(5, "network", 3, sample))
+        assert torch.equal(state, torch.get_rng_state())
+    assert len(states) == 2
 
 
 def test_without_dropout_the_step_leaves_the_process_s_draws_alone(
