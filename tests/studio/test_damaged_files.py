@@ -364,6 +364,30 @@ def test_a_norm_takes_the_smaller_product(
     assert norm == pytest.approx(float(np.linalg.norm(product)), rel=1e-2)
 
 
+@pytest.mark.parametrize(
+    ("state", "factor"),
+    [
+        ({"lora_scale": 0.5}, 0.5),
+        ({"lora_scale": {"blocks.0.attn1.to_q": 0.25, "other": 9}}, 0.25),
+        ({"lora_scale": {"0.attn1.to_q": 0.25}}, 0.25),
+        ({"lora_scale": {"other": 9}}, 1.0),
+        ({"lora_scale": {"blocks.0.attn1.to_q": "x"}}, 1.0),
+        ({"lora_scale": "x"}, 1.0),
+        ([1], 1.0),
+        (None, 1.0),
+    ],
+)
+def test_a_norm_has_the_scale_of_its_module(
+    state: Any, factor: float, tmp_path: Path
+) -> None:
+    """The name of a module may begin with its expert's, which its scale does not have."""
+    ones = np.ones(6, dtype="<f4").tobytes()
+    weights = lora(tmp_path, pair([2, 3], [3, 2]), 2 * ones)
+    write(tmp_path, "state.json", state)
+    (norm,) = series._checkpoint_norms(weights).values()  # type: ignore[union-attr]
+    assert norm == pytest.approx(factor * 6.0)
+
+
 def test_a_pipe_in_a_run_folder_is_not_waited_for(cats: projects.Project) -> None:
     run = cats.folder / "runs" / "run-1"
     (run / "journal.jsonl").unlink()

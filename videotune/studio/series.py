@@ -5,6 +5,7 @@ groups.
 import json
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -90,9 +91,15 @@ def module_group(module: str) -> str:
     return f"{attention} {projection[1]}".strip()
 
 
-def lora_norms(weights: Path) -> dict[str, float]:
-    """Return the norm of B·A of each module group of a LoRA file; empty for other
-    files.
+def lora_norms(
+    weights: Path, scales: float | Mapping[str, float] = 1.0
+) -> dict[str, float]:
+    """Return the norm of the updates of each module group of a LoRA file; empty for
+    other files.
+
+    Args:
+        weights: the file.
+        scales: what B·A is multiplied by, for all modules or by module.
 
     Raises:
         ValueError: if the file is damaged, or so large that it would hold up the page.
@@ -113,12 +120,24 @@ def lora_norms(weights: Path) -> dict[str, float]:
         operations += _product_operations(shape_a, shape_b)
         if operations > MAX_OPERATIONS:
             raise ValueError("its matrices are too large for a curve")
-        square = _squared_norm(file.read(name), file.read(b_name))
-        group = module_group(name.partition(".lora_A.")[0])
+        module = name.partition(".lora_A.")[0]
+        scale = _scale_of_module(module, scales)
+        square = scale**2 * _squared_norm(file.read(name), file.read(b_name))
+        group = module_group(module)
         squares[group] = squares.get(group, 0.0) + square
 
     # A square below 0 is a rounding error; one that is not a number stays so.
     return {group: max(square, 0.0) ** 0.5 for group, square in squares.items()}
+
+
+def _scale_of_module(module: str, scales: float | Mapping[str, float]) -> float:
+    """Return a module's scale. A checkpoint of two experts has the expert's name before
+    the module's, and its scales do not.
+    """
+    if not isinstance(scales, Mapping):
+        return scales
+    of_expert = scales.get(module.partition(".")[2], 1.0)
+    return scales.get(module, of_expert)
 
 
 def _product_operations(shape_a: list[int], shape_b: list[int]) -> float:
@@ -196,11 +215,18 @@ def norms_by_checkpoint(run: Path, deadline: float) -> NormCurves:
 def _checkpoint_norms(weights: Path) -> dict[str, float] | str:
     """Return the norms of a checkpoint, or why there are none."""
     try:
-        state = read_cached(weights.parent / "state.json") or {}
-        scale = number(state.get("lora_scale")) or 1.0
-        return {group: scale * norm for group, norm in lora_norms(weights).items()}
+        return lora_norms(weights, _scales_of(weights.parent / "state.json"))
     except (ValueError, OSError, MemoryError) as error:
         return f"{weights.name} gives no curve: {error or 'there is no memory for it'}"
+
+
+def _scales_of(path: Path) -> float | dict[str, float]:
+    """Return the scale of a checkpoint's LoRA, by module if they may differ."""
+    state = read_cached(path)
+    scale = state.get("lora_scale") if isinstance(state, dict) else None
+    if isinstance(scale, dict):
+        return {module: number(value) or 1.0 for module, value in scale.items()}
+    return number(scale) or 1.0
 
 
 def charts(run: Run, deadline: float) -> dict[str, Any]:
