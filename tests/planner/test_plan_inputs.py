@@ -184,6 +184,14 @@ def test_modules_without_an_effect_are_named_once_if_the_config_names_them(
     without_denoiser = {"transformer.train": False, "text_encoder.train": True}
     assert idle_of(full | without_denoiser, **idle) == []
 
+    job = job_of(lab, layers)
+    family = open_family(PlanInputs.of(job, "FLOAT_32"))
+    family.spec = replace(family.spec, **idle)
+    assert read_network_facts(family, job.config).idle == {
+        "blocks.*.attn1.to_q": 2,
+        "blocks.*.attn1.norm_q": 1,
+    }
+
 
 def test_a_bound_on_activations_is_three_times_what_linear_layers_touch(
     lab: Lab, monkeypatch: pytest.MonkeyPatch

@@ -16,6 +16,7 @@ from videotune.memory.checkpointing import ATTENTION_SAVED, IN_PARTS, OFF, ON
 from videotune.planner import read_step
 from videotune.planner.plan_inputs import PlanInputs
 from videotune.planner.read_step import (
+    fake_run,
     known_step_spec,
     open_family,
     step_spec,
@@ -189,6 +190,10 @@ def test_the_family_of_a_reading_is_the_run_s_on_the_cpu(lab: Lab) -> None:
     assert (family.device, family.dtype) == (torch.device("cpu"), torch.bfloat16)
     assert family.weights.transformer == "FLOAT_8"
     assert family.spec == inputs.spec
+
+    run = fake_run(inputs)
+    assert run.config is inputs.config
+    assert run.family.spec == inputs.spec
 
 
 @pytest.mark.parametrize("has_tables", [True, False])

@@ -182,7 +182,9 @@ def slow_spec(specs: Specs) -> None:
         specs.plain = replace(specs.plain, **{name: readings})
 
 
-@pytest.mark.parametrize(("frames", "graphs"), [([9], 1), ([9, 17], 2)])
+@pytest.mark.parametrize(
+    ("frames", "graphs"), [([9], 1), ([9, 17], 2), ([5, 9, 17], 2)]
+)
 def test_a_run_is_compiled_if_that_saves_more_than_a_graph_of_each_kind_takes(
     frames: list[int],
     graphs: int,
@@ -196,6 +198,7 @@ def test_a_run_is_compiled_if_that_saves_more_than_a_graph_of_each_kind_takes(
     put_card(monkeypatch, 80 << 30, CARD)
     monkeypatch.setattr(settings, "no_compiler", lambda: None)
     job = compiling_job(lab, **{"video_config.frames": frames})
+    assert len(job.buckets) == len(frames)
     known = planned_need(job, DTYPE)
     assert known is not None
     spec, training = known

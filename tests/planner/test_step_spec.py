@@ -305,3 +305,13 @@ def test_an_optimizer_class_has_the_state_that_is_measured_of_the_denoiser(
     )
     made = assemble(StepRun(1), inputs, family)  # type: ignore[arg-type]
     assert made.optimizer_share == pytest.approx(0.5, rel=0.02)
+
+
+def test_a_shared_step_without_activations_has_none() -> None:
+    bare = {OFF: Reading({"forward": {"weights": 100}}, Work(1.0))}
+    shared = with_shared_samples(spec(one_sample=bare, two_samples=bare), 2, 12.0)
+    assert shared.at(OFF, 1).phases["forward"] == {
+        "weights": 100,
+        "activations": 0,
+        "exchanged by attention": 12,
+    }
