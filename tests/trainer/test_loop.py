@@ -1,7 +1,7 @@
 """What processes agree on between steps, how a run ends, and what a step is given."""
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -16,6 +16,7 @@ import torch
 from tests.support.run_results import of_kind, steps_of
 from tests.support.thread_processes import in_threads
 from tests.support.trainers import Lab, trainer_of
+from videotune.console import bar
 from videotune.distributed import DistributedContext
 from videotune.errors import VideotuneError
 from videotune.runs.checkpoint import complete_checkpoints, pick
@@ -480,3 +481,22 @@ def test_steps_go_on_while_a_checkpoint_is_written(
     trainer.journal.close()
     assert states[:3] == [(1, True), (2, True), (3, True)]
     assert [line["step"] for line in of_kind(trainer.run, "save")] == [1, 4]
+
+
+def test_the_bar_asks_what_the_run_does(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, Callable[[], str]]] = []
+
+    def noting_bar(title: str, status: Callable[[], str]) -> Any:
+        asked.append((title, status))
+        return bar(title, status)
+
+    monkeypatch.setattr(loop, "bar", noting_bar)
+    trainer = trainer_of(lab, {"steps": 1})
+    assert train_loop(trainer) == "done"
+    trainer.journal.close()
+    ((title, status),) = asked
+    assert title == "training"
+    trainer.heartbeat.set("sampling", 1)
+    assert status() == "drawing previews"

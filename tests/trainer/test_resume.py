@@ -391,6 +391,13 @@ def test_a_resume_cuts_the_journal_and_says_what_is_trained_again(
     assert not (run / "before").exists()
 
 
+def test_a_trainer_is_built_for_the_step_after_the_checkpoint(run: Path) -> None:
+    opened = resumed(run, step=2)
+    trainer = build_trainer(opened, run, make_plan(opened.job), resume=True)
+    trainer.journal.close()
+    assert (trainer.first_step, trainer.last_step) == (3, 2)
+
+
 def test_a_save_without_its_line_gets_one(run: Path) -> None:
     """A kill has come between the two."""
     lines = (run / "journal.jsonl").read_text().splitlines(keepends=True)

@@ -34,6 +34,7 @@ from videotune.diffusion.loss import objective_for_prediction
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.latent_cache.step_batch import StepBatch
 from videotune.memory.sharding import Shard, Shards
+from videotune.trainer import step as step_module
 from videotune.trainer.ema import EmaWeights
 from videotune.trainer.low_precision import (
     BackwardOptimizer,
@@ -50,6 +51,7 @@ from videotune.trainer.optimizers import clip_grad_norm, make_optimizer
 from videotune.trainer.step import (
     OutOfMemory,
     _pass_inputs,
+    _record,
     _start_again,
     _update,
     train_step,
@@ -837,3 +839,30 @@ def test_the_error_by_noise_level_is_that_of_each_ninth() -> None:
     errors = [float(i) for i in range(9) for _ in range(2)]
     assert loss_by_noise_level(levels, errors) == [float(i) for i in range(9)]
     assert loss_by_noise_level([1.0, 0.0], [3.0, 5.0]) == [5.0, *[None] * 7, 3.0]
+
+
+def test_a_record_of_a_card_waits_for_its_values(
+    tiny_family: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are on their way to the host when the record is made."""
+    setup = Setup(tiny_family("wan"))
+    step_batch, clock = setup.prepared(), Clock(CPU)
+    trainable = TrainableState(
+        setup.parameters, setup.optimizer, {}, expert="transformer"
+    )
+    values = torch.arange(5.0)
+    on_host = _record(step_batch, trainable, values, {"a": 0.5}, clock)
+    assert on_host.values is values
+    assert on_host.arrived is None
+    assert (on_host.lr, on_host.expert) == ({"a": 0.5}, "transformer")
+    assert on_host.window_ids == step_batch.window_ids
+    assert on_host.captions == step_batch.captions
+    assert on_host.t is step_batch.t
+    assert on_host.clock is clock
+
+    event = object()
+    monkeypatch.setattr(step_module, "has_streams", lambda device: True)
+    monkeypatch.setattr(step_module, "to_host", lambda x: (x + 1, event))
+    of_card = _record(step_batch, trainable, values, {}, clock)
+    assert of_card.arrived is event
+    assert torch.equal(of_card.values, values + 1)
