@@ -291,6 +291,19 @@ def test_a_thread_writes_a_copy_if_there_is_room_for_it(
     assert 0 <= line["waited"] <= line["seconds"] < time.monotonic() - begun + 1e-3
 
 
+def test_the_seconds_that_steps_wait_for_a_save_add_up(lab: Lab) -> None:
+    """For its copy when it begins, and for its thread when it ends."""
+    trainer = trainer_of(lab)
+    save(trainer, 3, "save")
+    pending = trainer.pending_save
+    assert pending is not None
+    pending.waited = 100.0
+    saving.finish_pending_save(trainer)
+    trainer.journal.close()
+    (line,) = of_kind(trainer.run, "save")
+    assert 100 <= line["waited"] < 160
+
+
 def test_what_has_no_moment_is_named_by_all_processes_that_save_together() -> None:
     def state(dist: DistributedContext) -> dict[str, Any]:
         own = ("both", f"only {dist.rank}", f"with {dist.rank}")
