@@ -373,6 +373,7 @@ def test_a_norm_takes_the_smaller_product(
         ({"lora_scale": {"other": 9}}, 1.0),
         ({"lora_scale": {"blocks.0.attn1.to_q": "x"}}, 1.0),
         ({"lora_scale": "x"}, 1.0),
+        ({"lora_scale": 1e308}, 1.0),
         ([1], 1.0),
         (None, 1.0),
     ],

@@ -122,7 +122,7 @@ def lora_norms(
             raise ValueError("its matrices are too large for a curve")
         module = name.partition(".lora_A.")[0]
         scale = _scale_of_module(module, scales)
-        square = scale**2 * _squared_norm(file.read(name), file.read(b_name))
+        square = scale * scale * _squared_norm(file.read(name), file.read(b_name))
         group = module_group(module)
         squares[group] = squares.get(group, 0.0) + square
 
