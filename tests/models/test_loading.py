@@ -20,6 +20,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.support import command_line
 from tests.support.families import KINDS, edit_json, open_family
 from videotune.errors import VideotuneError
 from videotune.files import read_json
@@ -568,6 +569,27 @@ def test_values_of_a_wrong_type_or_size(
     edit_json(base / name, **{key: value})
     with suppress(VideotuneError):
         used(base)
+
+
+@pytest.mark.parametrize("family", ["wan", "ltx", "hunyuan_video", "ltx2"])
+def test_a_network_without_blocks_is_refused_before_it_is_planned(
+    family: str, tiny_bases: Callable[[str], Path], small_clips: Path, tmp_path: Path
+) -> None:
+    base = Path(shutil.copytree(tiny_bases(family), tmp_path / "base"))
+    edit_json(base / NET, num_layers=0, num_single_layers=0)
+    with pytest.raises(
+        VideotuneError, match=r"transformer/config\.json .* without blocks"
+    ):
+        command_line.run(
+            "plan",
+            data=small_clips,
+            vram="8GB",
+            set=[
+                f"base_model_name={base}",
+                "resolution=64x64",
+                "training_method=FINE_TUNE",
+            ],
+        )
 
 
 @pytest.mark.parametrize(

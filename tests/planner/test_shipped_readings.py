@@ -291,6 +291,8 @@ def test_numbers_between_two_sizes() -> None:
         assert mixed(parabola, quadratic_weights(knots, value)) == pytest.approx(
             2 * value**2 - value + 7
         )
+    # Only the first, a middle and the last count.
+    assert quadratic_weights([1, 2, 3, 5, 9], 4)[1::2] == [0.0, 0.0]
     assert linear_weights([5], 5) == [1.0]
     assert quadratic_weights([5], 5) == [1.0]
     assert quadratic_weights([10, 20], 15) == [0.5, 0.5]

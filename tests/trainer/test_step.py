@@ -34,6 +34,7 @@ from videotune.diffusion.loss import objective_for_prediction
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.latent_cache.step_batch import StepBatch
 from videotune.memory.sharding import Shard, Shards
+from videotune.trainer import network_pass
 from videotune.trainer import step as step_module
 from videotune.trainer.ema import EmaWeights
 from videotune.trainer.low_precision import (
@@ -66,7 +67,7 @@ from videotune.trainer.step_record import (
     loss_by_noise_level,
     write_values,
 )
-from videotune.types import Batch, Conditioning, Velocity
+from videotune.types import Batch, Conditioning, LossOutput, Velocity
 
 Open = Callable[..., Any]
 CPU = torch.device("cpu")
@@ -866,3 +867,23 @@ def test_a_record_of_a_card_waits_for_its_values(
     of_card = _record(step_batch, trainable, values, {}, clock)
     assert of_card.arrived is event
     assert torch.equal(of_card.values, values + 1)
+
+
+@pytest.mark.parametrize("sound", [None, torch.tensor([3.0, 4.0])])
+def test_a_pass_has_the_share_of_its_samples_in_the_loss(
+    sound: torch.Tensor | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mse = torch.tensor([1.0, 2.0])
+    asked: list[tuple[Any, ...]] = []
+
+    def loss(*args: Any) -> LossOutput:
+        asked.append(args)
+        return LossOutput(torch.tensor(6.0), mse, mse, mse, sound_mse=sound)
+
+    monkeypatch.setattr(network_pass, "denoising_loss", loss)
+    inputs = PassInputs("batch", "t", "noise", "target", weight=0.25)  # type: ignore[arg-type]
+    output = network_pass.forward_pass("family", "net", "objective", inputs)  # type: ignore[arg-type]
+    assert asked == [("family", "net", "objective", "batch", "t", "noise", "target")]
+    assert output.weighted_loss == 1.5
+    assert output.mse is mse
+    assert output.sound_mse is sound

@@ -269,8 +269,19 @@ class Checkpoint:
         return net
 
     def skeleton(self, expert: str | None = None) -> nn.Module:
-        """Build the transformer on the meta device. None: the first expert's."""
-        return self.part_skeleton(self.spec.part_of(expert))
+        """Build the transformer on the meta device. None: the first expert's.
+
+        Raises VideotuneError if its config describes one without blocks.
+        """
+        part = self.spec.part_of(expert)
+        net = self.part_skeleton(part)
+        block_lists = [net.get_submodule(path) for path in self.spec.block_lists]
+        if not any(list(blocks.children()) for blocks in block_lists):
+            raise VideotuneError(
+                f"{self.folder / part / 'config.json'} describes a network without blocks. "
+                "Fetch the model again"
+            )
+        return net
 
     def part_skeleton(self, part: str) -> nn.Module:
         """Build a network with an adapter on the meta device, as its folder holds it."""
