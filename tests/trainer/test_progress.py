@@ -28,6 +28,7 @@ from videotune.trainer.progress import (
     Resumed,
     _count_modules,
     announce,
+    clips_of,
     current_work,
     write_step,
 )
@@ -280,6 +281,34 @@ def test_a_step_that_was_not_applied_names_the_broken_clip_alone(
     first, second = record.window_ids
     assert second in warning
     assert first not in warning
+
+
+def test_a_step_that_updates_during_backward_may_be_applied_in_part(
+    trainer: Trainer, records: list[StepRecord]
+) -> None:
+    """Where the loss is finite, tensors with a finite gradient have moved."""
+    resolved = trainer.job.resolved
+    optimizer = resolved.config.optimizer.model_copy(update={"step_in_backward": True})
+    config = resolved.config.model_copy(update={"optimizer": optimizer})
+    trainer.job = replace(trainer.job, resolved=replace(resolved, config=config))
+    spoilt_steps = [
+        spoilt(records[0], grad_norm=torch.nan),
+        spoilt(records[1], loss=torch.nan, grad_norm=torch.nan),
+    ]
+    for record in spoilt_steps:
+        write_step(trainer, record, ListeningBar())
+    in_part, not_at_all = warnings_of(trainer.run)
+    assert "but for the tensors whose gradient was finite" in in_part
+    assert "but for" not in not_at_all
+
+
+def test_a_window_that_the_data_do_not_have_is_named_without_a_clip(
+    trainer: Trainer,
+) -> None:
+    (first, *_) = trainer.job.library.windows
+    path = trainer.source.clips[first.clip_id].path
+    text = clips_of(trainer, (first.id, "unknown"))
+    assert text == f"{path} ({first.id}), ? (unknown)"
 
 
 def test_what_a_step_has_compiled_is_told_once(

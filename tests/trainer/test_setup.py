@@ -142,6 +142,14 @@ def test_a_process_beside_the_main_one_runs_no_callback_and_writes_no_run(
     assert "note:" not in "".join(capsys.readouterr())
 
 
+def test_what_the_run_has_to_say_of_its_settings_is_printed_once(
+    lab: Lab, capsys: pytest.CaptureFixture[str]
+) -> None:
+    built_by(lab, None, sharding="FULL")
+    text = "".join(capsys.readouterr())
+    assert text.count("note: sharding FULL has no effect") == 1
+
+
 def test_updates_during_backward_are_refused_before_any_work(lab: Lab) -> None:
     job = job_of(lab, {"optimizer.step_in_backward": True})
     with pytest.raises(VideotuneError, match=r"^optimizer\.step_in_backward: 2 proc"):

@@ -3,6 +3,7 @@ folders of their own each encode all.
 """
 
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,6 +140,19 @@ def test_masks_without_effect_are_those_of_all_and_told_by_the_leader(
     assert count > 1
     text = " ".join("".join(capsys.readouterr()).split())
     assert text.count(f"{count} masks hide everything") == 1
+
+
+def test_captions_that_are_cut_are_told_once_also_where_all_is_encoded(
+    lab: Lab, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clips = Path(shutil.copytree(lab.clips, lab.tmp / "clips"))
+    caption = min(clips.rglob("*.txt"))
+    caption.write_text("a word " * 500)
+    own = Lab(lab.model, clips, lab.cache, lab.tmp)
+    for _ in range(2):
+        capsys.readouterr()
+        filled_by(2, own, lambda dist: lab.cache, {})
+        assert "".join(capsys.readouterr()).count("1 caption is cut") == 1
 
 
 def test_what_members_found_is_told_once_and_what_others_found_is_not() -> None:
