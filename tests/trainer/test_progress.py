@@ -39,7 +39,7 @@ from videotune.trainer.step_record import (
     LOSS_SCALE,
     StepRecord,
 )
-from videotune.trainer.trainer import Trainer
+from videotune.trainer.trainer import Callback, Trainer
 
 STEPS = 4
 
@@ -542,3 +542,21 @@ def test_trackers_follow_the_journal(
     (warning,) = of_kind(trainer.run, "warning")
     assert warning["step"] == 1
     assert warning["text"].startswith("second gets nothing more")
+
+
+def test_callbacks_have_a_word_on_the_bar_until_the_last_step(
+    trainer: Trainer, records: list[StepRecord]
+) -> None:
+    """At the end they have the last word below it."""
+
+    class Talking(Callback):
+        def status(self) -> str:
+            return "it learns"
+
+    trainer.callbacks = (Callback(), Talking())
+    bar = ListeningBar()
+    for record in records:
+        write_step(trainer, record, bar)
+    told = ["it learns" in parts for _, _, parts, _ in bar.updates]
+    assert told == [True] * (STEPS - 1) + [False]
+    assert all("" not in parts for _, _, parts, _ in bar.updates)

@@ -16,7 +16,7 @@ from videotune.config.config_changes import Change
 from videotune.config.resolve import family_defaults
 from videotune.errors import VideotuneError
 from videotune.files import digest, hash_file, read_json
-from videotune.job.job import Job
+from videotune.job.job import Job, ViewHistory
 from videotune.job.overrides import Overrides
 from videotune.planner.plan import make_plan
 from videotune.runs.journal import History
@@ -120,6 +120,15 @@ def test_a_run_that_began_in_several_processes_keeps_their_number(run: Path) -> 
     content = read_run_config(run) | {"processes": 2}
     write_config(run, content)
     assert resumed(run).job.processes == 2
+    del content["processes"]  # as earlier versions wrote it
+    write_config(run, content)
+    assert resumed(run).job.processes == 1
+
+
+def test_what_was_shown_before_the_data_changed_is_in_the_config(run: Path) -> None:
+    past = {"step": 2, "views": {"a window": 3}}
+    write_config(run, read_run_config(run) | {"past": past})
+    assert resumed(run).job.view_history == ViewHistory(2, {"a window": 3})
 
 
 def write_config(run: Path, content: dict[str, Any]) -> None:

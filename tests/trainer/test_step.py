@@ -887,3 +887,23 @@ def test_a_pass_has_the_share_of_its_samples_in_the_loss(
     assert output.weighted_loss == 1.5
     assert output.mse is mse
     assert output.sound_mse is sound
+
+
+def test_captions_that_are_not_cached_are_encoded_in_the_pass(
+    tiny_family: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = Setup(tiny_family("wan"))
+    context = StepContext(setup.family, setup.objective, 1, 1.0)
+    (micro_batch,) = micro_batches(setup.prepared(), 4)
+    text: Any = object()
+    asked: list[Any] = []
+
+    def encode(family: Any, given: Any, batch: Batch) -> Batch:
+        asked.append((family, given))
+        return replace(batch, captions=("encoded",) * len(batch.captions))
+
+    monkeypatch.setattr(step_module, "encode_live_text", encode)
+    inputs = _pass_inputs(context, setup.net, text, micro_batch, weight=0.5, device=CPU)
+    assert asked == [(setup.family, text)]
+    assert set(inputs.batch.captions) == {"encoded"}
+    assert (inputs.weight, inputs.target) == (0.5, None)
