@@ -76,6 +76,21 @@ def test_two_files_add_up_and_a_negative_strength_takes_away(
     same_deltas(both, {path: 0.5 * delta for path, delta in deltas.items()}, 1e-5)
 
 
+@pytest.mark.parametrize("name", ["lora_A", "lora_B"])
+def test_a_file_in_half_precision_adds_what_its_numbers_say(
+    name: str, tiny_family: Callable[..., Any], tmp_path: Path
+) -> None:
+    family = tiny_family("wan")
+    full, half = tmp_path / "full.safetensors", tmp_path / "half.safetensors"
+    peft_file(family, full)
+    state = load_file(full)
+    rounded = {key: value.half() for key, value in state.items() if name in key}
+    save_file(state | rounded, half)
+    save_file(state | {key: value.float() for key, value in rounded.items()}, full)
+    expected = added(family, BaseLora(file=str(full)))
+    same_deltas(added(family, BaseLora(file=str(half))), expected, 1e-7)
+
+
 @pytest.mark.parametrize(
     ("kind", "form"),
     [

@@ -23,6 +23,7 @@ from tests.support.damaged_files import limited
 from tests.support.families import FAMILIES, Bases
 from tests.support.trainers import BASE, Lab, run_steps, trainer_of
 from videotune.errors import FAILED, VideotuneError
+from videotune.exporter.full import _merge_part
 from videotune.models.base_model import place_of
 from videotune.models.key_names import rename_key
 from videotune.models.loading import load_model
@@ -346,6 +347,35 @@ def command(
         )
         == 0
     )
+
+
+@pytest.mark.parametrize("change", [dict, scaled])
+def test_a_merged_model_has_the_dtypes_of_its_file_and_bfloat16_for_fp8(
+    change: Callable[[State], State], lab: Lab
+) -> None:
+    """Modules that diffusers keeps in float32 stay in it."""
+    base = lab.tmp / "transformer"
+    shutil.copytree(lab.model / "transformer", base)
+    file = change(load_file(lab.tmp / "one.safetensors"))
+    save_file(file, base / Path(WEIGHTS).name)
+    net = on_meta(diffusers.WanTransformer3DModel, base)
+    weight = "blocks.0.attn1.to_q.weight"
+    doubled = {weight: lambda value: 2 * value}
+    assert _merge_part(net, torch.bfloat16, base, doubled, lab.tmp / "out") == 1
+
+    merged = load_file(lab.tmp / "out" / Path(WEIGHTS).name)
+    before = load_file(lab.model / WEIGHTS)
+    assert merged.keys() == before.keys()
+    kept = ("time_embedder", "scale_shift_table", "norm1", "norm2", "norm3")
+    for name, value in merged.items():
+        is_fp8 = change is scaled and value.dim() == 2 and name.endswith(".weight")
+        is_half = is_fp8 and not any(part in kept for part in name.split("."))
+        assert value.dtype == (torch.bfloat16 if is_half else torch.float32), name
+        wanted = before[name] * (2 if name == weight else 1)
+        tolerance = 0.1 if is_fp8 else 0.0
+        torch.testing.assert_close(
+            value.float(), wanted, rtol=tolerance, atol=tolerance
+        )
 
 
 @pytest.mark.parametrize("change", [dict, scaled])
