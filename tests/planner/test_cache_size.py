@@ -10,7 +10,7 @@ from tests.support.clips import noise, write_dataset
 from tests.support.trainers import Lab, job_of, overrides_of
 from videotune.commands.cache import cache, list_cache
 from videotune.job.overrides import Overrides
-from videotune.latent_cache.conditions import SeparateCondition
+from videotune.latent_cache.conditions import CHANNELS, SeparateCondition
 from videotune.model_spec import SoundRules
 from videotune.planner.cache_size import cache_size, condition_bytes, encoding_seconds
 from videotune.planner.gpus import find_card
@@ -147,3 +147,21 @@ def test_where_noise_is_drawn_onto_the_image_each_variant_is_an_entry(lab: Lab) 
     noisy = replace(job, spec=replace(job.spec, image_noise=True))
     samples = set(cache_items_of(noisy).samples)
     assert cache_size(noisy).windows.count == len(samples) > 2
+
+
+def test_what_is_on_channels_has_the_size_of_latents_and_the_numbers_of_an_image(
+    lab: Lab,
+) -> None:
+    """Latents of the toy: two frames of 8 x 8 cells."""
+    job = job_of(lab)
+    window = replace(job.library.windows[0], shape=ClipShape(5, 32, 32, 8.0))
+    frames, rows, columns = job.spec.rules.latent_size(window.shape)
+    cells = frames * rows * columns
+    assert cells > 1
+    sample = SeparateCondition(window, 0, CHANNELS)
+    control = replace(job.spec, control_channels=3, image_numbers=7)
+    assert condition_bytes(sample, control) == 4 * (3 * cells + 7)
+    image = replace(job.spec, image_channels=(5, 2), image_numbers=0)
+    assert condition_bytes(sample, image) == 4 * 5 * cells
+    mask = SeparateCondition(window, 0, "mask")
+    assert condition_bytes(mask, job.spec) == cells * (4 * job.spec.latent_channels + 1)

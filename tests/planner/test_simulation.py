@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from videotune.planner.simulation import (
     CacheReads,
     SaveTimes,
     SimulatedStep,
+    _Work,
     asynchronous_wait,
     bytes_by_window,
     simulate,
@@ -370,3 +372,20 @@ def test_a_schedule_is_a_line_a_step(words: Overrides, tmp_path: Path) -> None:
             "samples_of_groups": [[0, 2], [2, 4]],
             "context_parallel": 1,
         }
+
+
+def test_work_is_told_to_three_and_four_digits(words: Overrides) -> None:
+    """Seven samples on three groups, of which one has a padding sample, too."""
+    work = _Work(job_of(words, 1), 3, None)
+    step: Any = SimpleNamespace(
+        bucket=0,
+        ranges=((0, 3), (3, 5), (5, 7)),
+        window_ids=tuple("abcdefg"),
+        padding_samples=1,
+    )
+    work.add(step)
+    told = work.to_json()
+    assert told["most_over_mean_of_ranks"] == 1.286
+    assert told["share_without_sample"] == 0.3333
+    (row,) = told["buckets"]
+    assert (row["steps"], row["samples"], row["samples_a_group"]) == (1, 7, 3)
