@@ -275,7 +275,11 @@ class Checkpoint:
         """
         part = self.spec.part_of(expert)
         net = self.part_skeleton(part)
-        block_lists = [net.get_submodule(path) for path in self.spec.block_lists]
+        # Connectors that the step runs have lists of their own, and are no part of it yet.
+        modules = dict(net.named_modules())
+        block_lists = [
+            modules[path] for path in self.spec.block_lists if path in modules
+        ]
         if not any(list(blocks.children()) for blocks in block_lists):
             raise VideotuneError(
                 f"{self.folder / part / 'config.json'} describes a network without blocks. "
