@@ -127,6 +127,10 @@ def test_a_file_says_which_run_made_it_and_on_which_base(
         trainer.run, trainer.family, state, 3, resolved, ["diffusers"], tmp_path
     )
     assert "from_pretrained('parts')" in file.use.replace('"', "'")
+    file, *_ = export_run(
+        trainer.run, trainer.family, state, 3, changed(trainer), ["diffusers"], tmp_path
+    )
+    assert f"from_pretrained('{name}')" in file.use.replace('"', "'")
 
     one_file = config.transformer.model_copy(update={"file": "/me/one.safetensors"})
     resolved = changed(trainer, transformer=one_file)
