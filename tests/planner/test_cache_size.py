@@ -152,7 +152,7 @@ def test_where_noise_is_drawn_onto_the_image_each_variant_is_an_entry(lab: Lab) 
 def test_what_is_on_channels_has_the_size_of_latents_and_the_numbers_of_an_image(
     lab: Lab,
 ) -> None:
-    """Latents of the toy: two frames of 8 x 8 cells."""
+    """At four bytes a number; of a mask, one byte more for each cell."""
     job = job_of(lab)
     window = replace(job.library.windows[0], shape=ClipShape(5, 32, 32, 8.0))
     frames, rows, columns = job.spec.rules.latent_size(window.shape)

@@ -188,9 +188,8 @@ def test_a_card_with_a_slow_link_computes_more_and_streams_less(
         fit(job, DTYPE, vram, card).training.choice for card in (None, USUAL, SLOW_LINK)
     ]
     assert chosen == [usual, usual, slow]
-    assert (
-        specs.read == ["plain", "in_parts"] * 3 if IN_PARTS in modes else ["plain"] * 3
-    )
+    read = ["plain", "in_parts"] if IN_PARTS in modes else ["plain"]
+    assert specs.read == read * 3
 
 
 def test_settings_of_the_config_are_kept_and_other_ones_are_not_read(

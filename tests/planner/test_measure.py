@@ -227,7 +227,7 @@ def test_frames_that_are_given_are_looked_for_where_they_are_in_the_clip(
 def test_what_is_not_generated_is_given_clean(
     generated: tuple[str, ...], tiny_bases: Bases
 ) -> None:
-    """If both are, the sound has a noise level of its own."""
+    """If a model generates video and sound, the sound has its own noise level."""
     run = tiny_run(tiny_bases("ltx2"), "ltx2")
     run.family.spec = run.family.spec.with_sound(generated)
     with run.mode:

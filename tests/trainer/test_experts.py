@@ -109,7 +109,7 @@ def test_each_expert_s_rate_falls_over_its_own_steps(pair: Lab) -> None:
     for line in run_steps(trainer):
         assert list(line["lr"]) == [line["expert"]]
         rates[line["expert"]] += line["lr"].values()
-        # What it takes to load an expert counts where the expert is another one.
+        # Only a step that changes the expert counts the seconds of loading it.
         assert ("experts" in line["seconds"]) is (line["expert"] != expert_before)
         expert_before = line["expert"]
     trainer.journal.close()

@@ -50,7 +50,9 @@ def exact(parameter: nn.Parameter) -> Tensor:
 
 
 def test_draws_of_rounding_are_by_seed_and_name() -> None:
-    """They never change: a run that goes on draws what it would have drawn."""
+    """The draws must never change, or a resumed run would differ from one that was not
+    interrupted.
+    """
     between = torch.full((12,), 1 + 2.0**-8)  # half a step of bf16 above 1
     went_up = (stochastic_round(between, 5, 3, "w") > 1).int().tolist()
     assert went_up == [1, 1, 0, 1, 0, 1, 0, 1, 1, 0, 1, 1]

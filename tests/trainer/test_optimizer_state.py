@@ -236,7 +236,7 @@ def test_a_description_that_is_too_long_or_too_deep_is_damaged() -> None:
 
 
 class Paging(torch.optim.SGD):
-    """It has its moments in memory of its own, as those of bitsandbytes that page."""
+    """Allocates its moments itself, as bitsandbytes' paged optimizers do."""
 
     is_paged = True
 

@@ -508,7 +508,7 @@ class FailingTracker(NotingTracker):
 def test_trackers_follow_the_journal(
     trainer: Trainer, records: list[StepRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that fails is warned of at the step, and the run goes on."""
+    """If a tracker fails, the journal has a warning with the step, and the run goes on."""
     opened: list[NotingTracker] = []
 
     def open_tracker(run: TrackedRun) -> NotingTracker:

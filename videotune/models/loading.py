@@ -108,11 +108,11 @@ def read_tokenizer(folder: Path, encoder: Path, cls: Any = None) -> Any:
             "Take both from one checkpoint."
         )
 
-    words = added_words(tokenizer)
-    if words:
-        shown_words = ", ".join(repr(word[:40]) for word in words[:3])
+    added = added_words(tokenizer)
+    if added:
+        first_added = ", ".join(repr(text[:40]) for text in added[:3])
         note(
-            f"{folder}: words were added to its tokenizer ({shown_words}). A caption with "
+            f"{folder}: words were added to its tokenizer ({first_added}). A caption with "
             "them gives other tokens than the text encoder was trained with"
         )
     return tokenizer
@@ -123,9 +123,9 @@ def added_words(tokenizer: Any) -> list[str]:
 
     Marks of the authors, such as ``<extra_id_0>``, have other characters than letters.
     """
-    added = tokenizer.added_tokens_decoder.values()
-    contents = [token.content for token in added]
-    return [content for content in contents if "".join(content.split()).isalpha()]
+    added_tokens = tokenizer.added_tokens_decoder.values()
+    texts = [token.content for token in added_tokens]
+    return [text for text in texts if "".join(text.split()).isalpha()]
 
 
 def _tokenizer_fault(tokenizer: Any, longest: int) -> str | None:
